@@ -1,0 +1,1 @@
+"""Gated DeltaNet: a scalar gate per value head."""

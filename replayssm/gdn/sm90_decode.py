@@ -1,0 +1,261 @@
+"""Decoding by replay on Hopper: one fused Gluon launch per layer. README.md has the equations.
+
+A program takes BV state rows of one value head of one sequence. It asks for its checkpoint tile by TMA first. While the
+tile flies, the products of the window's raw keys and queries with themselves and with the ring's keys are formed on
+tensor cores; norms, gates and decays multiply the small factors afterwards. Then the tile is projected on all tokens of
+the window at once, and a forward substitution gives d and the outputs. A flushing row rewrites its tile in place.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from replayssm import cursor
+from replayssm.gdn.operands import Dims
+from replayssm.gdn.sm90_ring import (
+    fold,
+    load_deltas,
+    load_key_rows,
+    load_keys,
+    project_checkpoint,
+    project_records,
+    request_tile,
+)
+from replayssm.gdn.sm90_tiles import row_layout, top_rows, wrap
+from replayssm.gdn.sm90_window import (
+    BK,
+    gram,
+    load_logits,
+    load_values,
+    load_window,
+    solve_window,
+    store_keys,
+    token_of,
+    window_factors,
+    window_gates,
+)
+from replayssm.layout import LayerState
+
+CURSOR_COLUMNS = gl.constexpr(cursor.CURSOR_COLUMNS)
+SLOT, VALID, READ_ROW = gl.constexpr(cursor.SLOT), gl.constexpr(cursor.VALID), gl.constexpr(cursor.READ_ROW)
+WRITE_ROW, LENGTH, FLUSH = gl.constexpr(cursor.WRITE_ROW), gl.constexpr(cursor.LENGTH), gl.constexpr(cursor.FLUSH)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """BV state rows and the warps of a program."""
+
+    rows: int
+    num_warps: int
+
+
+@gluon.jit
+def load_cursor(cursors, i_b):
+    p_cursor = cursors + i_b * CURSOR_COLUMNS
+    slot, valid, read_row = gl.load(p_cursor + SLOT), gl.load(p_cursor + VALID), gl.load(p_cursor + READ_ROW)
+    write_row, length, flush = gl.load(p_cursor + WRITE_ROW), gl.load(p_cursor + LENGTH), gl.load(p_cursor + FLUSH)
+    return slot, valid, read_row, write_row, length, flush
+
+
+@gluon.jit
+def _replay_kernel(
+    desc,
+    q,
+    k,
+    v,
+    a,
+    b,
+    neg_exp_a,
+    dt_bias,
+    out,
+    checkpoint,
+    key,
+    key_norm,
+    delta,
+    gate,
+    cursors,
+    scale,
+    stride_qb,
+    stride_qt,
+    stride_kb,
+    stride_kt,
+    stride_vb,
+    stride_vt,
+    stride_ab,
+    stride_at,
+    stride_bb,
+    stride_bt,
+    slot_checkpoint,
+    slot_key,
+    slot_key_norm,
+    slot_delta,
+    slot_gate,
+    T: gl.constexpr,
+    H: gl.constexpr,
+    HV: gl.constexpr,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    R: gl.constexpr,
+    BV: gl.constexpr,
+    N: gl.constexpr,
+    J: gl.constexpr,
+    ROWS: gl.constexpr,
+    EXACT: gl.constexpr,
+):
+    NC: gl.constexpr = K // BK
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
+    X: gl.constexpr = gl.DotOperandLayout(1, MMA, 8)
+    A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    FACTOR: gl.constexpr = top_rows(gl.zeros([16, N], gl.float32, MMA), N).type.layout
+    RING: gl.constexpr = top_rows(gl.zeros([16, J], gl.float32, MMA), N).type.layout
+
+    i_v = gl.program_id(0) * BV
+    i_hv = gl.program_id(1)
+    i_h = i_hv // (HV // H)
+    i_b = gl.program_id(2).to(gl.int64)
+    slot, valid, read_row, write_row, length, flush = load_cursor(cursors, i_b)
+
+    tiles = gl.allocate_shared_memory(checkpoint.dtype.element_ty, [NC, 1, BV, BK], desc.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [NC + 1, 1], mbarrier.MBarrierLayout())
+    factors = gl.allocate_shared_memory(gl.float32, [N * N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    for c in gl.static_range(NC + 1):
+        mbarrier.init(ready.index(c), count=1)
+    if slot >= 0:
+        request_tile(desc, tiles, ready, slot, i_hv * V + i_v, BV, NC)
+
+    # loads that need no slot go before the branch, to fly together with the cursors
+    x = load_window(q + i_b * stride_qb + i_h * K, k + i_b * stride_kb + i_h * K, stride_qt, stride_kt, T, N, K, X)
+    o_r = gl.arange(0, N, gl.SliceLayout(1, FACTOR))
+    o_c = gl.arange(0, N, gl.SliceLayout(0, FACTOR))
+    a_r, a_c = load_logits(a + i_b * stride_ab + i_hv, stride_at, o_r, o_c, T)
+    b_r, b_c = load_logits(b + i_b * stride_bb + i_hv, stride_bt, o_r, o_c, T)
+    gate_scale, gate_bias = gl.load(neg_exp_a + i_hv), gl.load(dt_bias + i_hv).to(gl.float32)
+    ROW: gl.constexpr = gl.SliceLayout(1, ROWS)
+    b_v = load_values(v + i_b * stride_vb + i_hv * V + i_v, stride_vt, BV, T, ROW)
+    p_out = out + (i_b * T * HV + i_hv) * V + i_v
+
+    if slot >= 0:
+        i_s = slot.to(gl.int64)
+        p_key = key + i_s * slot_key + i_h * (R * K)
+        p_key_norm = key_norm + i_s * slot_key_norm + i_h * R
+        p_gate = gate + i_s * slot_gate + i_hv * R
+        p_delta = delta + i_s * slot_delta + i_hv * (R * V) + i_v
+        # a dead row repeats the newest live row's address under weight zero: no mask, no traffic, no NaN
+        last = gl.maximum(valid, 1) - 1
+        keys = load_keys(p_key, read_row, last, K, R, J, X)
+        o_j = gl.arange(0, J, gl.SliceLayout(0, RING))
+        row_j = wrap(read_row + gl.minimum(o_j, last), R)
+        norm_j, gate_j = gl.load(p_key_norm + row_j), gl.load(p_gate + row_j)
+        gate_sum = gl.load(p_gate + wrap(read_row + last, R))
+        b_d = load_deltas(p_delta, read_row, last, R, V, BV, J, A)
+        # Nothing ever arrives here and phase 1 is open. The wait ends the basic block: without it ptxas puts the first
+        # use of a load before the last load is issued.
+        mbarrier.wait(ready.index(NC), 1)
+
+        xx, xk = gram(x, keys, MMA)
+        gate_r, gate_c = window_gates(a_r, a_c, gate_scale, gate_bias, o_r, o_c, T)
+        b_f, norm_r, scale_r, scale_c = window_factors(xx, b_r, b_c, gate_r, gate_c, o_r, o_c, scale, T)
+        factors.store(b_f.reshape([N * N]))
+
+        gate_sum = gl.where(valid > 0, gate_sum, 0.0)
+        decay_j = gl.where(o_j < valid, gl.exp(gate_sum - gate_j) * norm_j, 0.0)
+        b_w = gl.where((o_j < valid)[None, :], xk, 0.0) * decay_j[None, :]
+        b_w *= gl.convert_layout(gl.exp(gate_r) * scale_r, gl.SliceLayout(1, RING))[:, None]
+        carry = gl.convert_layout(gl.exp(gate_sum + gate_c) * scale_c, gl.SliceLayout(0, MMA))
+        if i_v == 0:
+            o_w = wrap(write_row + token_of(o_r, T), R)
+            gl.store(p_gate + o_w, gl.where(flush > 0, 0.0, gate_sum) + gate_r, mask=o_r < length)
+            if i_hv % (HV // H) == 0:
+                gl.store(p_key_norm + o_w, norm_r, mask=o_r < length)
+                store_keys(p_key, x, write_row, length, T, R, X)
+
+        if b_d.dtype == gl.bfloat16:
+            b_d = gl.convert_layout(gl.permute(b_d, [1, 0]), A)
+        # the rows that the fold will need fly with the tile; masked off, they cost nothing
+        rows = load_key_rows(p_key, read_row, last, flush > 0, K, R, J)
+        y = project_records(b_d, b_w, valid, MMA)
+        y += project_checkpoint(tiles, ready, x, BV, EXACT, MMA) * carry[None, :]
+        if flush > 0:
+            p_tile = checkpoint + i_s * slot_checkpoint + (i_hv * V + i_v) * K
+            fold(tiles, p_tile, rows, b_d, decay_j, gate_sum, MMA)
+        solve_window(gl.convert_layout(y, ROWS), b_v, factors, p_out, p_delta, write_row, length, HV * V, T, R, V, ROWS)
+        # Keeps the barriers' memory theirs until here. The compiler reuses what is no longer read as scratch, and data
+        # written over a barrier that was not invalidated comes back with words changed.
+        for c in gl.static_range(NC + 1):
+            mbarrier.invalidate(ready.index(c))
+    else:
+        o_v = gl.arange(0, BV, ROW)
+        for i in gl.static_range(T):
+            gl.store(p_out + i * (HV * V) + o_v, gl.zeros([BV], out.dtype.element_ty, ROW))
+
+
+def select_tiling(dims: Dims) -> Tiling:
+    """Hand-tuned on one H200 (H = 16, HV = 32, K = V = 128, L = 16); microseconds of a launch, fp32 records.
+
+    64 rows on 2 warps leave 6 programs an SM 34 KiB of shared memory each and 168 registers a thread. The kernel waits
+    for memory, so nothing is gained by more rows (128 on 4 warps: 151.7 against 151.4 at T = 1, B = 256) or by fewer
+    (32 on 1 warp: 151.5, and 87.3 against 81.4 with a bf16 checkpoint). Windows past 4 tokens do enough arithmetic for
+    wider programs to pay, once the batch fills the card: 54.4 against 56.7 at T = 8, B = 64, but 14.5 against 12.9 at
+    B = 8.
+    """
+    if dims.T > 4 and dims.V % 128 == 0 and dims.B * dims.HV >= 1024:
+        return Tiling(128, 4)
+    return Tiling(64, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """What a descriptor needs of a tensor, without keeping its memory alive."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+@functools.lru_cache(maxsize=4096)
+def _tile_descriptor(
+    address: int, dtype: torch.dtype, slots: int, slot_rows: int, head_k_dim: int, slot_stride: int, rows: int
+) -> TensorDescriptor:
+    """TMA descriptor of checkpoints [slots, HV V, K] at `address`, with boxes of `rows` by BK."""
+    layout = gl.NVMMASharedLayout(128, 8 * dtype.itemsize, 3)
+    shape, strides = [slots, slot_rows, head_k_dim], [slot_stride, head_k_dim, 1]
+    return TensorDescriptor(_Address(address, dtype), shape, strides, [1, rows, BK.value], layout)
+
+
+def tile_descriptor(checkpoint: torch.Tensor, rows: int) -> TensorDescriptor:
+    """TMA descriptor of checkpoints [N, HV, V, K] with boxes of `rows` by BK."""
+    slots, value_heads, head_v_dim, head_k_dim = checkpoint.shape
+    address, dtype = checkpoint.data_ptr(), checkpoint.dtype
+    return _tile_descriptor(address, dtype, slots, value_heads * head_v_dim, head_k_dim, checkpoint.stride(0), rows)
+
+
+def launch(arguments: tuple[Any, ...], dims: Dims, state: LayerState, tiling: Tiling | None = None) -> None:
+    """Run the kernel on validated `operands.kernel_arguments`."""
+    tiling = tiling or select_tiling(dims)
+    columns = 8 if dims.T <= 4 else 16
+    _replay_kernel[(dims.V // tiling.rows, dims.HV, dims.B)](
+        tile_descriptor(state.checkpoint, tiling.rows),
+        *arguments,
+        T=dims.T,
+        H=dims.H,
+        HV=dims.HV,
+        K=dims.K,
+        V=dims.V,
+        R=dims.R,
+        BV=tiling.rows,
+        N=columns,
+        J=16 if dims.R - dims.T <= 16 else 32,
+        ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
+        EXACT=state.delta.dtype == torch.float32,
+        num_warps=tiling.num_warps,
+    )

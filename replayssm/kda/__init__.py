@@ -1,0 +1,1 @@
+"""Kimi Delta Attention: a gate per value head and key channel."""

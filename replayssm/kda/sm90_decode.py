@@ -1,0 +1,224 @@
+"""Decoding by replay on Hopper: one fused Gluon launch per layer. README.md has the equations.
+
+A program takes BV state rows of one value head of one sequence. It asks for its checkpoint tile by TMA first. While the
+tile flies, the committed records' gates are evaluated and their keys folded to the window's start, and the window's own
+products are formed. Then the tile is projected on all tokens of the window at once, and a forward substitution gives d
+and the outputs. A flushing row rewrites its tile in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from replayssm.gdn.operands import Dims
+from replayssm.gdn.sm90_decode import Tiling, load_cursor, tile_descriptor
+from replayssm.gdn.sm90_ring import load_deltas, project_records, request_tile
+from replayssm.gdn.sm90_tiles import row_layout, sigmoid, wrap
+from replayssm.gdn.sm90_window import BK, load_values, solve_window
+from replayssm.kda.sm90_ring import fold, fold_keys, load_record_rows, project_checkpoint, project_keys
+from replayssm.kda.sm90_window import (
+    inverse_norms,
+    load_rows,
+    load_vectors,
+    store_factors,
+    store_logits,
+    store_window,
+    window_gates,
+)
+from replayssm.layout import LayerState
+
+
+@gluon.jit
+def _replay_kernel(
+    desc,
+    q,
+    k,
+    v,
+    a,
+    b,
+    neg_exp_a,
+    dt_bias,
+    out,
+    checkpoint,
+    key,
+    key_norm,
+    delta,
+    gate,
+    cursors,
+    scale,
+    stride_qb,
+    stride_qt,
+    stride_kb,
+    stride_kt,
+    stride_vb,
+    stride_vt,
+    stride_ab,
+    stride_at,
+    stride_bb,
+    stride_bt,
+    slot_checkpoint,
+    slot_key,
+    slot_key_norm,
+    slot_delta,
+    slot_gate,
+    lower_bound,
+    BOUNDED: gl.constexpr,
+    T: gl.constexpr,
+    H: gl.constexpr,
+    HV: gl.constexpr,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    R: gl.constexpr,
+    BV: gl.constexpr,
+    N: gl.constexpr,
+    J: gl.constexpr,
+    ROWS: gl.constexpr,
+    EXACT: gl.constexpr,
+):
+    NC: gl.constexpr = K // BK
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
+    A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    WIN: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [gl.num_warps(), 1], [1, 0])
+    SEQ: gl.constexpr = gl.BlockedLayout([J, 1], [1, 32], [1, gl.num_warps()], [1, 0])
+    VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+
+    i_v = gl.program_id(0) * BV
+    i_hv = gl.program_id(1)
+    i_h = i_hv // (HV // H)
+    i_b = gl.program_id(2).to(gl.int64)
+    slot, valid, read_row, write_row, length, flush = load_cursor(cursors, i_b)
+
+    tiles = gl.allocate_shared_memory(checkpoint.dtype.element_ty, [NC, 1, BV, BK], desc.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [NC + 1, 1], mbarrier.MBarrierLayout())
+    factors = gl.allocate_shared_memory(gl.float32, [N * N], VECTOR)
+    sums = gl.allocate_shared_memory(gl.float32, [K], VECTOR)
+    folded = gl.allocate_shared_memory(gl.float32, [J, K], gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
+    for c in gl.static_range(NC + 1):
+        mbarrier.init(ready.index(c), count=1)
+    if slot >= 0:
+        request_tile(desc, tiles, ready, slot, i_hv * V + i_v, BV, NC)
+
+    # loads that need no slot go before the branch, to fly together with the cursors
+    p_k = k + i_b * stride_kb + i_h * K
+    x = load_rows(q + i_b * stride_qb + i_h * K, p_k, stride_qt, stride_kt, T, N, NC, WIN)
+    tokens = load_vectors(p_k, stride_kt, T, NC, WIN)
+    logits = load_vectors(a + i_b * stride_ab + i_hv * K, stride_at, T, NC, WIN)
+    betas = ()
+    for i in gl.static_range(T):
+        betas = betas + (sigmoid(gl.load(b + i_b * stride_bb + i_hv + i * stride_bt).to(gl.float32)),)
+    rate = gl.load(neg_exp_a + i_hv)
+    o_n = gl.arange(0, N, gl.SliceLayout(1, WIN))
+    o_c = gl.arange(0, BK, gl.SliceLayout(0, WIN))
+    o_k = gl.arange(0, K, gl.SliceLayout(0, SEQ))
+    p_bias = dt_bias + i_hv * K
+    bias = gl.load(p_bias + o_k).to(gl.float32)
+    ROW: gl.constexpr = gl.SliceLayout(1, ROWS)
+    b_v = load_values(v + i_b * stride_vb + i_hv * V + i_v, stride_vt, BV, T, ROW)
+    p_out = out + (i_b * T * HV + i_hv) * V + i_v
+
+    if slot >= 0:
+        i_s = slot.to(gl.int64)
+        p_key = key + i_s * slot_key + i_h * (R * K)
+        p_key_norm = key_norm + i_s * slot_key_norm + i_h * R
+        p_gate = gate + i_s * slot_gate + i_hv * (R * K)
+        p_delta = delta + i_s * slot_delta + i_hv * (R * V) + i_v
+        # a dead row repeats the newest live row's address under weight zero: no mask, no traffic, no NaN
+        last = gl.maximum(valid, 1) - 1
+        o_j = gl.arange(0, J, gl.SliceLayout(1, SEQ))
+        row_j = wrap(read_row + gl.minimum(o_j, last), R)
+        keys = load_record_rows(p_key, row_j, K, SEQ)
+        norm_j = gl.load(p_key_norm + row_j)
+        behind = load_record_rows(p_gate, wrap(read_row + gl.minimum(o_j + 1, last), R), K, SEQ)
+        first = gl.load(p_gate + read_row * K + o_k)
+        b_d = load_deltas(p_delta, read_row, last, R, V, BV, J, A)
+        # Nothing ever arrives here and phase 1 is open. The wait ends the basic block: without it ptxas puts the first
+        # use of a load before the last load is issued.
+        mbarrier.wait(ready.index(NC), 1)
+
+        fold_keys(folded, sums, keys, norm_j, behind, first, bias, rate, lower_bound, valid, BOUNDED)
+        norm_n = inverse_norms(x, WIN)
+        scale_n = norm_n * scale
+        for i in gl.static_range(T):
+            scale_n = gl.where(o_n == i, norm_n * betas[i], scale_n)
+        products = ()
+        for _ in gl.static_range(T):
+            products = products + (gl.zeros([N], gl.float32, gl.SliceLayout(1, WIN)),)
+        x_window, x_checkpoint = (), ()
+        for c in gl.static_range(NC):
+            b_bias = gl.load(p_bias + c * BK + o_c).to(gl.float32)
+            gate_t, gate_n = window_gates(logits, c, b_bias, rate, lower_bound, o_n, T, BOUNDED)
+            raw = x[c].to(gl.float32)
+            added = ()
+            for i in gl.static_range(T):
+                decay = gl.exp(gl.minimum(gate_n - gate_t[i][None, :], 0.0))
+                added = added + (products[i] + gl.sum(raw * tokens[i][c].to(gl.float32)[None, :] * decay, 1),)
+            products = added
+            decayed = raw * gl.exp(gate_n) * scale_n[:, None]
+            whole = gl.exp(sums.slice(c * BK, BK).load(gl.SliceLayout(0, WIN)))
+            x_window = x_window + (decayed,)
+            x_checkpoint = x_checkpoint + (decayed * whole[None, :],)
+        store_factors(factors, products, norm_n, scale_n, betas, o_n, T)
+        if i_v == 0:
+            store_logits(p_gate, logits, write_row, length, T, R, WIN)
+            if i_hv % (HV // H) == 0:
+                store_window(p_key, p_key_norm, x, norm_n, write_row, length, T, R, WIN)
+
+        if b_d.dtype == gl.bfloat16:
+            b_d = gl.convert_layout(gl.permute(b_d, [1, 0]), A)
+        weights = project_keys(folded, x_window, MMA)
+        y = project_records(b_d, gl.permute(weights, [1, 0]), valid, MMA)
+        y += project_checkpoint(tiles, ready, x_checkpoint, BV, EXACT, MMA)
+        if flush > 0:
+            p_tile = checkpoint + i_s * slot_checkpoint + (i_hv * V + i_v) * K
+            fold(tiles, p_tile, folded, sums, b_d, MMA)
+        solve_window(gl.convert_layout(y, ROWS), b_v, factors, p_out, p_delta, write_row, length, HV * V, T, R, V, ROWS)
+        # Keeps the barriers' memory theirs until here. The compiler reuses what is no longer read as scratch, and data
+        # written over a barrier that was not invalidated comes back with words changed.
+        for c in gl.static_range(NC + 1):
+            mbarrier.invalidate(ready.index(c))
+    else:
+        o_v = gl.arange(0, BV, ROW)
+        for i in gl.static_range(T):
+            gl.store(p_out + i * (HV * V) + o_v, gl.zeros([BV], out.dtype.element_ty, ROW))
+
+
+def select_tiling(dims: Dims) -> Tiling:
+    """As in the prototype, measured on one H200 with H = HV = 16, K = V = 128, L = 16; this kernel is not yet measured.
+
+    A whole head on 4 warps evaluates the gates of the records once: 3 programs an SM with 64 KiB of state each.
+    """
+    return Tiling(128 if dims.V % 128 == 0 else 64, 4)
+
+
+def launch(
+    arguments: tuple[Any, ...],
+    dims: Dims,
+    state: LayerState,
+    lower_bound: float | None,
+    tiling: Tiling | None = None,
+) -> None:
+    """Run the kernel on validated `operands.kernel_arguments`."""
+    tiling = tiling or select_tiling(dims)
+    columns = 8 if dims.T <= 4 else 16
+    _replay_kernel[(dims.V // tiling.rows, dims.HV, dims.B)](
+        tile_descriptor(state.checkpoint, tiling.rows),
+        *arguments,
+        0.0 if lower_bound is None else lower_bound,
+        BOUNDED=lower_bound is not None,
+        T=dims.T,
+        H=dims.H,
+        HV=dims.HV,
+        K=dims.K,
+        V=dims.V,
+        R=dims.R,
+        BV=tiling.rows,
+        N=columns,
+        J=16 if dims.R - dims.T <= 16 else 32,
+        ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
+        EXACT=state.delta.dtype.itemsize == 4,
+        num_warps=tiling.num_warps,
+    )

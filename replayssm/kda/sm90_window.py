@@ -1,0 +1,115 @@
+"""The window's side of the Hopper kernel, in Gluon: tokens of one step under vector gates.
+
+Rows n of a window tile are the window's tokens twice, keys in 0..T-1 and queries in T..2T-1, padded to N. With a gate
+per channel every product needs exponentials of whole rows, so tiles [N, BK] are spread over all threads of a program
+(layout WIN) and handed to the tensor cores through shared memory; in the fragments' own layouts every warp would repeat
+the exponentials of all the others.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from replayssm.gdn.sm90_tiles import log_gate as softplus_gate
+from replayssm.gdn.sm90_tiles import sigmoid, wrap
+from replayssm.gdn.sm90_window import BK, NORM_EPS, token_of
+
+
+@gluon.jit
+def log_gate(a, bias, neg_exp_a, lower_bound, BOUNDED: gl.constexpr):
+    """Log-space gates of raw logits: `reference.gates`."""
+    x = a.to(gl.float32) + bias
+    if BOUNDED:
+        g = lower_bound * sigmoid(-neg_exp_a * x)
+    else:
+        g = softplus_gate(x, neg_exp_a)
+    return g
+
+
+@gluon.jit
+def load_rows(p_q, p_k, stride_qt, stride_kt, T: gl.constexpr, N: gl.constexpr, NC: gl.constexpr, WIN: gl.constexpr):
+    """Raw keys and queries of one head as NC window tiles [N, BK]."""
+    o_n = gl.arange(0, N, gl.SliceLayout(1, WIN))
+    o_k = gl.arange(0, BK, gl.SliceLayout(0, WIN))
+    i_t = token_of(o_n, T)
+    p_key = p_k + (i_t * stride_kt)[:, None] + o_k[None, :]
+    p_query = p_q + (i_t * stride_qt)[:, None] + o_k[None, :]
+    p_x = gl.where((o_n < T)[:, None], p_key, p_query)
+    x = ()
+    for c in gl.static_range(NC):
+        x = x + (gl.load(p_x + c * BK),)
+    return x
+
+
+@gluon.jit
+def load_vectors(p, stride_t, T: gl.constexpr, NC: gl.constexpr, WIN: gl.constexpr):
+    """Rows of K numbers, one a token, as T tuples of NC vectors [BK]."""
+    o_k = gl.arange(0, BK, gl.SliceLayout(0, WIN))
+    rows = ()
+    for i in gl.static_range(T):
+        chunks = ()
+        for c in gl.static_range(NC):
+            chunks = chunks + (gl.load(p + i * stride_t + c * BK + o_k),)
+        rows = rows + (chunks,)
+    return rows
+
+
+@gluon.jit
+def window_gates(logits, c: gl.constexpr, bias, neg_exp_a, lower_bound, o_n, T: gl.constexpr, BOUNDED: gl.constexpr):
+    """Sums of the window's gates on chunk c: T vectors [BK], and by rows of a window tile [N, BK]."""
+    total = log_gate(logits[0][c], bias, neg_exp_a, lower_bound, BOUNDED)
+    sums = (total,)
+    rows, _ = gl.broadcast(total[None, :], o_n[:, None])
+    for i in gl.static_range(1, T):
+        total = total + log_gate(logits[i][c], bias, neg_exp_a, lower_bound, BOUNDED)
+        sums = sums + (total,)
+        rows = gl.where((token_of(o_n, T) >= i)[:, None], total[None, :], rows)
+    return sums, rows
+
+
+@gluon.jit
+def inverse_norms(x, WIN: gl.constexpr):
+    """1 / |x_n| of every row: [N]."""
+    square = gl.zeros([x[0].shape[0], BK], gl.float32, WIN)
+    for c in gl.static_range(len(x)):
+        row = x[c].to(gl.float32)
+        square += row * row
+    return gl.rsqrt(gl.sum(square, 1) + NORM_EPS)
+
+
+@gluon.jit
+def store_factors(factors, products, norm_n, scale_n, betas, o_n, T: gl.constexpr):
+    """What d_i adds to column n, `gdn.sm90_window.window_factors`' result, row by row into shared memory.
+
+    `products` are T vectors [N], sum_k k_i x_n e^(G_n - G_i) of raw keys and queries.
+    """
+    N: gl.constexpr = o_n.shape[0]
+    for i in gl.static_range(T):
+        norm = gl.sum(gl.where(o_n == i, norm_n, 0.0), 0)
+        row = gl.where(token_of(o_n, T) >= i, products[i] * norm * scale_n, 0.0)
+        factors.slice(i * N, N).store(gl.where(o_n == i, betas[i], row))
+
+
+@gluon.jit
+def store_window(p_key, p_key_norm, x, norm_n, write_row, length, T: gl.constexpr, R: gl.constexpr, WIN: gl.constexpr):
+    """Append the window's raw keys and their inverse norms to the ring, rows behind `length` left out."""
+    NC: gl.constexpr = len(x)
+    o_n = gl.arange(0, x[0].shape[0], gl.SliceLayout(1, WIN))
+    o_k = gl.arange(0, BK, gl.SliceLayout(0, WIN))
+    o_w = wrap(write_row + token_of(o_n, T), R)
+    gl.store(p_key_norm + o_w, norm_n, mask=o_n < length)
+    mask_new = (o_n < length)[:, None] & (o_k >= 0)[None, :]
+    for c in gl.static_range(NC):
+        gl.store(p_key + o_w[:, None] * (NC * BK) + (c * BK + o_k)[None, :], x[c], mask=mask_new)
+
+
+@gluon.jit
+def store_logits(p_gate, logits, write_row, length, T: gl.constexpr, R: gl.constexpr, WIN: gl.constexpr):
+    """Append the window's raw gate logits to the ring."""
+    NC: gl.constexpr = len(logits[0])
+    o_k = gl.arange(0, BK, gl.SliceLayout(0, WIN))
+    for i in gl.static_range(T):
+        p_row = p_gate + wrap(write_row + i, R) * (NC * BK) + o_k
+        for c in gl.static_range(NC):
+            gl.store(p_row + c * BK, logits[i][c], mask=(o_k >= 0) & (i < length))

@@ -1,0 +1,110 @@
+"""Sparse multi-head latent attention without positional encoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.distributed import get_tp_world_rank
+from lmdeploy.pytorch.models.patch import add_prefix
+from lmdeploy.pytorch.nn import RMSNorm
+from lmdeploy.pytorch.weight_loader.model_weight_loader import default_weight_loader
+from torch import nn
+
+from replayssm.models.glm5_next.indexer import Indexer, SharedSelection
+from replayssm.models.glm5_next.linear import Projections
+from replayssm.models.glm5_next.paging import Group, Paging
+
+
+class SparseLatentAttention(nn.Module):
+    """Heads share one cached latent vector per token; their keys and values are projections of it.
+
+    The projections are moved over to the queries and outputs, so that what is cached is what is attended to.
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device, prefix: str) -> None:
+        super().__init__()
+        self.heads, self.rank = config.num_attention_heads, config.kv_lora_rank
+        self.key_dim, self.value_dim = config.qk_nope_head_dim, config.v_head_dim
+        self.scale = self.key_dim**-0.5
+        build = Projections(config, dtype, device, prefix)
+        hidden, q_rank = config.hidden_size, config.q_lora_rank
+        self.q_a_proj = build.column('q_a_proj', hidden, q_rank, False)
+        self.q_a_layernorm = RMSNorm(q_rank, config.rms_norm_eps, dtype=dtype, device=device)
+        self.q_b_proj = build.column('q_b_proj', q_rank, self.heads * self.key_dim, True)
+        self.kv_a_proj_with_mqa = build.column('kv_a_proj_with_mqa', hidden, self.rank, False)
+        self.kv_a_layernorm = RMSNorm(self.rank, config.rms_norm_eps, dtype=dtype, device=device)
+        self.kv_b_proj = HeadProjection(self.heads, self.key_dim + self.value_dim, self.rank, dtype, device)
+        self.indexer = Indexer(config, dtype, device, add_prefix('indexer', prefix))
+        self.o_proj = build.output('o_proj', self.heads * self.value_dim, hidden)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        latents: torch.Tensor,
+        pools: torch.Tensor,
+        tail: torch.Tensor,
+        paging: Paging,
+        shared: SharedSelection | None = None,
+        is_reused: bool = False,
+    ) -> torch.Tensor:
+        """[1, T, hidden] of the same.
+
+        Args:
+            latents: cache [blocks, block_size, 1, rank], mutated in place.
+            pools: cache [blocks, block_size, 1, index_dim / pool], which is [blocks, block_size / pool, index_dim] by
+                another name; mutated in place.
+            tail: the layer's ring of the indexer's newest tokens, mutated in place.
+            shared: takes what is chosen, or with `is_reused` says it; the draft layer's.
+        """
+        latents, pools = latents.squeeze(2), pools.view(pools.size(0), -1, self.indexer.dim)
+        q_latent = self.q_a_layernorm(self.q_a_proj(x))[0]
+        to_key, to_value = self.kv_b_proj.weight.split([self.key_dim, self.value_dim], 1)
+        query = self.q_b_proj(q_latent).unflatten(-1, (-1, self.key_dim))
+        query = torch.einsum('thd,hdc->thc', query, to_key)
+        latents[paging.block, paging.offset] = self.kv_a_layernorm(self.kv_a_proj_with_mqa(x))[0].to(latents.dtype)
+        self.indexer.write(x[0], pools, tail, paging)
+        outs = []
+        for group in paging.groups:
+            shape = group.position.shape
+            queries, q_rows, x_rows = (y[group.tokens].unflatten(0, shape) for y in (query, q_latent, x[0]))
+            if shared is not None and is_reused:
+                selected = shared.reuse(group.blocks.size(1) * latents.size(1))
+            else:
+                selected = self.indexer.select(q_rows, x_rows, pools, group)
+                if shared is not None:
+                    shared.record(selected)
+            outs.append(self._attend(queries, selected, latents, group).flatten(0, 1))
+        out = torch.einsum('thc,hdc->thd', torch.cat(outs), to_value)
+        return self.o_proj(out.flatten(1)[None])
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        selected: torch.Tensor,
+        latents: torch.Tensor,
+        group: Group,
+    ) -> torch.Tensor:
+        """[n, Q, heads, rank] of the same: what the queries of a group find at `selected` [n, Q, M]."""
+        cached = latents[group.blocks].flatten(1, 2)
+        position = torch.arange(cached.size(1), device=query.device)
+        # What a recycled page still holds must not even be multiplied by zero.
+        cached = cached.masked_fill((position >= group.length[:, None])[..., None], 0).to(query.dtype)
+        scores = torch.einsum('nqhc,nmc->nqhm', query, cached).mul(self.scale).float()
+        weights = scores.masked_fill(~selected[:, :, None], float('-inf')).softmax(-1).to(query.dtype)
+        return torch.einsum('nqhm,nmc->nqhc', weights, cached)
+
+
+class HeadProjection(nn.Module):
+    """A projection by heads, [H, out, in]; every rank loads its heads."""
+
+    def __init__(self, heads: int, out: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        world_size, index = get_tp_world_rank()
+
+        def load(param: nn.Parameter, loaded: torch.Tensor) -> None:
+            default_weight_loader(param, loaded.unflatten(0, (heads, out)).chunk(world_size)[index])
+
+        weight = torch.empty(heads // world_size, out, rank, dtype=dtype, device=device)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.weight.weight_loader = load  # type: ignore[attr-defined]
