@@ -1,0 +1,1 @@
+"""The deployment: Ray Serve actors around LMDeploy's engine."""
