@@ -1,0 +1,269 @@
+"""LMDeploy's engine with and without ReplaySSM on one GPU, on random weights of Qwen3.5-35B-A3B's real shape.
+
+    python -m tests.bench.bench_engine run --replay --drafts 3 --batch 64 --out arm.json     one arm, one JSON
+    python -m tests.bench.bench_engine table docs/data/engine_*.json                         the deltas
+
+Arms run in processes of their own; alternate their order and compare only figures of one machine and one run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+app = typer.Typer(help=__doc__, no_args_is_help=True)
+
+ACCEPTANCE = {
+    'none': (1.0,),
+    'one': (0.0, 1.0),
+    'two': (0.0, 0.0, 1.0),
+    'three': (0.0, 0.0, 0.0, 1.0),
+    'mix': (0.1, 0.1, 0.1, 0.7),
+}
+"""Shares of verify steps that accept 0, 1, 2, 3 drafts; the mix has a mean of 2.4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One measured configuration."""
+
+    replay: bool
+    drafts: int
+    batch: int
+    layers: int
+    tokens_in: int
+    tokens_out: int
+    kv_blocks: int
+    acceptance: str
+    record_dtype: str
+    checkpoint_dtype: str
+
+
+def write_config(path: Path, layers: int) -> None:
+    """Write the config.json of a Qwen3.5-35B-A3B with `layers` layers; transformers' defaults are that model."""
+    from transformers import Qwen3_5MoeConfig
+
+    config = Qwen3_5MoeConfig().to_dict()
+    text = config['text_config']
+    rope = {'rope_type': 'default', 'rope_theta': 10_000_000, 'partial_rotary_factor': 0.25}
+    text |= {
+        'num_hidden_layers': layers,
+        'layer_types': text['layer_types'][:layers],
+        'mtp_num_hidden_layers': 1,
+        'mtp_use_dedicated_embeddings': False,
+        'attn_output_gate': True,
+        'full_attention_interval': 4,
+        'max_position_embeddings': 262144,
+        'dtype': 'bfloat16',
+        'rope_parameters': rope | {'mrope_section': [11, 11, 10], 'mrope_interleaved': True},
+    }
+    config |= {'architectures': ['Qwen3_5MoeForConditionalGeneration'], 'dtype': 'bfloat16'}
+    path.mkdir(parents=True, exist_ok=True)
+    (path / 'config.json').write_text(json.dumps(config))
+
+
+@torch.inference_mode()
+def fill_random(model: torch.nn.Module, *_: Any, **__: Any) -> None:
+    """Stand-in for LMDeploy's `load_model_weights`: norms 1, A_log 0, everything else N(0, 0.02)."""
+    from lmdeploy.pytorch.weight_loader import model_weight_loader
+
+    generator = torch.Generator('cuda').manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if 'A_log' in name:
+            parameter.data.zero_()
+        elif 'norm' in name and parameter.dim() == 1:
+            parameter.data.fill_(1.0)
+        elif parameter.dtype.is_floating_point:
+            parameter.data.normal_(0, 0.02, generator=generator)
+    model.eval()
+    model_weight_loader.process_weights_after_loading(model)
+
+
+class MemoryPeak(threading.Thread):
+    """Polls the used memory of GPU 0 every 20 ms."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak_bytes = 0
+
+    def run(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        while True:
+            self.peak_bytes = max(self.peak_bytes, pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            time.sleep(0.02)
+
+
+async def generate_all(engine: Any, arm: Arm, tokens_out: int, seed: int) -> dict[str, float]:
+    """As many greedy requests as the batch holds; throughput, mean TTFT and mean TPOT."""
+    from lmdeploy.messages import GenerationConfig
+
+    generator = torch.Generator().manual_seed(seed)
+    config = GenerationConfig(max_new_tokens=tokens_out, ignore_eos=True, do_sample=False)
+    first_s: list[float] = []
+    per_token_s: list[float] = []
+    counts: list[int] = []
+
+    async def one(session_id: int, prompt: list[int]) -> None:
+        begin, first, count = time.perf_counter(), 0.0, 0
+        async for output in engine.create_instance().async_stream_infer(session_id, prompt, config):
+            if output.token_ids is not None and len(output.token_ids):
+                first = first or time.perf_counter()
+                count += len(output.token_ids)
+        first_s.append(first - begin)
+        per_token_s.append((time.perf_counter() - first) / max(count - 1, 1))
+        counts.append(count)
+
+    prompts = [torch.randint(100, 200_000, (arm.tokens_in,), generator=generator).tolist() for _ in range(arm.batch)]
+    begin = time.perf_counter()
+    await asyncio.gather(*(one(seed * 10_000 + i, prompt) for i, prompt in enumerate(prompts, 1)))
+    elapsed_s = time.perf_counter() - begin
+    assert set(counts) == {tokens_out}, f'expected {tokens_out} tokens from every request, got {set(counts)}'
+    return {
+        'output_tokens_per_s': sum(counts) / elapsed_s,
+        'ttft_s': sum(first_s) / len(first_s),
+        'tpot_s': sum(per_token_s) / len(per_token_s),
+    }
+
+
+async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
+    """Build the engine of one arm and measure it."""
+    from lmdeploy.messages import PytorchEngineConfig, SpeculativeConfig
+    from lmdeploy.pytorch.engine.engine import Engine
+    from lmdeploy.pytorch.engine.model_agent import agent
+    from lmdeploy.pytorch.spec_decode.proposers import base as proposers
+
+    from replayssm import patch
+    from replayssm.config import ReplayConfig
+    from replayssm.patching import Patches
+    from tests.bench import forced_acceptance
+
+    path = Path('/tmp/bench_engine') / f'layers{arm.layers}'
+    write_config(path, arm.layers)
+    patches = Patches()
+    for module in (agent, proposers):
+        patches.set(module, 'load_model_weights', fill_random)
+    if arm.drafts:
+        forced_acceptance.install(patches, ACCEPTANCE[arm.acceptance])
+    if arm.replay:
+        config = ReplayConfig(16, arm.checkpoint_dtype, arm.record_dtype)  # type: ignore[arg-type]
+        patch.enable(config)
+    memory = MemoryPeak()
+    memory.start()
+    begin = time.perf_counter()
+    engine = Engine.from_pretrained(
+        str(path),
+        engine_config=PytorchEngineConfig(
+            tp=1,
+            dtype='bfloat16',
+            max_batch_size=arm.batch,
+            session_len=32768,
+            cache_max_entry_count=0.8,
+            max_prefill_token_num=8192,
+            language_model_only=True,
+            num_gpu_blocks=arm.kv_blocks,
+            cudagraph_capture_batch_sizes=[arm.batch],
+        ),
+        speculative_config=SpeculativeConfig('qwen3_5_mtp', num_speculative_tokens=arm.drafts) if arm.drafts else None,
+    )
+    start_s = time.perf_counter() - begin
+    engine.start_loop()
+    await generate_all(engine, arm, 16, seed=1)
+    runs = [await generate_all(engine, arm, arm.tokens_out, seed=2 + i) for i in range(repeats)]
+    cache = engine.executor.cache_config
+    state_bytes = engine.executor.model_agent.state_cache_engine.allocation.nbytes
+    stats = asdict(await patch.collect(engine)) if arm.replay else None
+    return {
+        'arm': asdict(arm),
+        'start_s': start_s,
+        'runs': runs,
+        'nvml_peak_bytes': memory.peak_bytes,
+        'kv_blocks': cache.num_gpu_blocks,
+        'state_slots': cache.num_state_caches,
+        'state_bytes': state_bytes,
+        'replay': stats,
+        'card': torch.cuda.get_device_name(),
+        'versions': versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions that a figure depends on."""
+    import lmdeploy
+    import triton
+
+    return {'lmdeploy': lmdeploy.__version__, 'torch': torch.__version__, 'triton': triton.__version__}
+
+
+@app.command()
+def run(
+    out: Annotated[Path, typer.Option(help='JSON file to write.')],
+    replay: bool = False,
+    drafts: int = 0,
+    batch: int = 256,
+    layers: int = 40,
+    tokens_in: int = 1024,
+    tokens_out: int = 256,
+    kv_blocks: Annotated[int, typer.Option(help='KV blocks of 64 tokens; 0 fills the memory.')] = 0,
+    acceptance: Annotated[str, typer.Option(help=', '.join(ACCEPTANCE))] = 'mix',
+    record_dtype: str = 'float32',
+    checkpoint_dtype: str = 'float32',
+    repeats: int = 2,
+) -> None:
+    """Measure one arm."""
+    os.environ['LMDEPLOY_FP32_MAMBA_SSM_DTYPE'] = str(int(checkpoint_dtype == 'float32'))
+    os.environ.setdefault('LMDEPLOY_ENABLE_CHECK_ENV', '0')
+    arm = Arm(replay, drafts, batch, layers, tokens_in, tokens_out, kv_blocks, acceptance, record_dtype,
+              checkpoint_dtype)  # fmt: skip
+    result = asyncio.run(measure(arm, repeats))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1))
+    print(json.dumps({key: result[key] for key in ('arm', 'runs', 'start_s')}), flush=True)
+    # LMDeploy's engine threads outlive a closed engine; the figures are on disk.
+    os._exit(0)
+
+
+@app.command()
+def table(files: list[Path]) -> None:
+    """Print ON against OFF for every pair of arms that differ in nothing else."""
+    results = [json.loads(file.read_text()) for file in files]
+    keys = ('drafts', 'batch', 'kv_blocks', 'acceptance', 'tokens_in', 'tokens_out', 'checkpoint_dtype', 'layers')
+    print('arm | tok/s | TPOT | TTFT | state GiB | NVML peak GiB | KV blocks')
+    for off in (r for r in results if not r['arm']['replay']):
+        for on in (r for r in results if r['arm']['replay']):
+            if all(off['arm'][key] == on['arm'][key] for key in keys):
+                print(_row(off, on))
+
+
+def _row(off: dict[str, Any], on: dict[str, Any]) -> str:
+    def best(result: dict[str, Any], key: str, choose: Any) -> float:
+        return float(choose(run[key] for run in result['runs']))
+
+    def change(key: str, choose: Any) -> str:
+        before, after = best(off, key, choose), best(on, key, choose)
+        return f'{before:.4g} -> {after:.4g} ({after / before - 1:+.1%})'
+
+    def gib(key: str) -> str:
+        before, after = off[key] / 2**30, on[key] / 2**30
+        return f'{before:.2f} -> {after:.2f} ({after - before:+.2f})'
+
+    arm = on['arm']
+    name = f'drafts {arm["drafts"]}, batch {arm["batch"]}, {arm["acceptance"]}, records {arm["record_dtype"]}'
+    columns = [name, change('output_tokens_per_s', max), change('tpot_s', min), change('ttft_s', min)]
+    columns += [gib('state_bytes'), gib('nvml_peak_bytes'), f'{off["kv_blocks"]} -> {on["kv_blocks"]}']
+    return ' | '.join(columns)
+
+
+if __name__ == '__main__':
+    app()

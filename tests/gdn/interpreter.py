@@ -1,0 +1,62 @@
+"""Triton kernels on CPU tensors: the same launcher, in a process whose Triton interprets."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+
+class Interpreter:
+    """A process with TRITON_INTERPRET=1, which Triton reads when it is first imported.
+
+    Tensors travel as shared memory, so what a kernel writes in place is seen here.
+
+    Args:
+        module: of the launchers, e.g. `replayssm.gdn.decode`.
+    """
+
+    def __init__(self, module: str) -> None:
+        context = mp.get_context('spawn')
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, module), daemon=True)
+        before = os.environ.get('TRITON_INTERPRET')
+        os.environ['TRITON_INTERPRET'] = '1'
+        try:
+            self._process.start()
+        finally:
+            if before is None:
+                del os.environ['TRITON_INTERPRET']
+            else:
+                os.environ['TRITON_INTERPRET'] = before
+
+    def replay_decode(self, *operands: Any) -> torch.Tensor:
+        """`replay_decode` of the other process."""
+        return self.call('replay_decode', *operands)
+
+    def call(self, name: str, *operands: Any) -> torch.Tensor:
+        """Function `name` of the module, run in the other process."""
+        self._connection.send((name, operands))
+        answer = self._connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer.clone()
+
+    def close(self) -> None:
+        self._connection.send(None)
+        self._process.join(timeout=10)
+
+
+def _serve(connection: Connection, module: str) -> None:
+    launchers = importlib.import_module(module)
+    torch.set_num_threads(1)
+    while (request := connection.recv()) is not None:
+        name, operands = request
+        try:
+            connection.send(getattr(launchers, name)(*operands))
+        except Exception as error:
+            connection.send(error)

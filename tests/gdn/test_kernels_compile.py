@@ -1,0 +1,48 @@
+"""The kernels compile to machine code on a machine without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from replayssm.gdn import sm90_decode, triton_decode
+from replayssm.gdn.operands import Dims, kernel_arguments
+
+from .decode_trial import Shape, Trial
+from .offline import compile_launch
+
+CASES = [
+    (Shape(H=2, HV=4, K=128, V=128, L=16, T=1), 'float32', 'float32'),
+    (Shape(H=2, HV=4, K=128, V=128, L=16, T=4), 'bfloat16', 'bfloat16'),
+    (Shape(H=2, HV=4, K=64, V=256, L=32, T=8), 'float32', 'bfloat16'),
+    (Shape(H=2, HV=2, K=256, V=64, L=32, T=2), 'bfloat16', 'float32'),
+]
+
+
+def prepare(shape: Shape, checkpoint: str, record: str) -> tuple[tuple[Any, ...], Dims, Trial]:
+    trial = Trial(shape, 1, shape.layout(torch.bfloat16, checkpoint, record))
+    q, k, v, a, b = trial.inputs()
+    cursors, out = torch.zeros(1, 8, dtype=torch.int32), torch.empty_like(v)
+    operands = (q, k, v, a, b, trial.neg_exp_a, trial.dt_bias, trial.state, cursors)
+    dims = Dims(1, shape.T, shape.H, shape.HV, shape.K, shape.V, trial.layout.ring_rows)
+    return kernel_arguments(*operands, 1.0, out), dims, trial
+
+
+@pytest.mark.parametrize(('shape', 'checkpoint', 'record'), CASES, ids=str)
+def test_the_hopper_kernel(shape: Shape, checkpoint: str, record: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, dims, trial = prepare(shape, checkpoint, record)
+    kernel = sm90_decode._replay_kernel
+    binary = compile_launch(monkeypatch, kernel, 90, sm90_decode.launch, arguments, dims, trial.state)
+    assert 'cp.async.bulk.tensor.3d' in binary.asm['ptx']
+    assert binary.asm['ptx'].count('mbarrier.inval') == shape.K // 64 + 1, 'barriers keep their memory to the end'
+
+
+@pytest.mark.parametrize('capability', [80, 90, 100])
+@pytest.mark.parametrize(('shape', 'checkpoint', 'record'), CASES, ids=str)
+def test_the_portable_kernel(
+    shape: Shape, checkpoint: str, record: str, capability: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, dims, _ = prepare(shape, checkpoint, record)
+    compile_launch(monkeypatch, triton_decode._replay_kernel, capability, triton_decode.launch, arguments, dims)

@@ -1,0 +1,50 @@
+"""The kernels compile to machine code on a machine without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from replayssm.gdn.operands import Dims, kernel_arguments
+from replayssm.kda import sm90_decode, triton_decode
+from tests.gdn.offline import compile_launch, stack_bytes
+
+from .decode_trial import Shape, Trial
+
+CASES = [
+    (Shape(H=2, HV=2, K=128, V=128, L=16, T=1), 'float32', 'float32'),
+    (Shape(H=2, HV=2, K=128, V=128, L=16, T=4), 'bfloat16', 'bfloat16'),
+    (Shape(H=2, HV=4, K=64, V=256, L=32, T=8, bound=None), 'float32', 'bfloat16'),
+]
+
+
+def prepare(shape: Shape, checkpoint: str, record: str) -> tuple[tuple[Any, ...], Dims, Trial]:
+    trial = Trial(shape, 1, shape.layout(torch.bfloat16, checkpoint, record))
+    q, k, v, a, b = trial.inputs()
+    cursors, out = torch.zeros(1, 8, dtype=torch.int32), torch.empty_like(v)
+    operands = (q, k, v, a, b, trial.neg_exp_a, trial.dt_bias, trial.state, cursors)
+    dims = Dims(1, shape.T, shape.H, shape.HV, shape.K, shape.V, trial.layout.ring_rows)
+    return kernel_arguments(*operands, 1.0, out), dims, trial
+
+
+@pytest.mark.parametrize(('shape', 'checkpoint', 'record'), CASES, ids=str)
+def test_the_hopper_kernel(shape: Shape, checkpoint: str, record: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, dims, trial = prepare(shape, checkpoint, record)
+    launch = (sm90_decode.launch, arguments, dims, trial.state, shape.bound)
+    binary = compile_launch(monkeypatch, sm90_decode._replay_kernel, 90, *launch)
+    assert 'cp.async.bulk.tensor.3d' in binary.asm['ptx']
+    assert binary.asm['ptx'].count('mbarrier.inval') == shape.K // 64 + 1, 'barriers keep their memory to the end'
+    assert stack_bytes(binary) == 0
+
+
+@pytest.mark.parametrize('capability', [80, 90, 100])
+@pytest.mark.parametrize(('shape', 'checkpoint', 'record'), CASES, ids=str)
+def test_the_portable_kernel(
+    shape: Shape, checkpoint: str, record: str, capability: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, dims, _ = prepare(shape, checkpoint, record)
+    launch = (triton_decode.launch, arguments, dims, shape.bound)
+    binary = compile_launch(monkeypatch, triton_decode._replay_kernel, capability, *launch)
+    assert stack_bytes(binary) == 0 or capability != 90
