@@ -37,6 +37,9 @@ Clock = Callable[[], float]
 
 _ROUTER_GRACE_S = 5.0
 """How much later than the router the ingress gives up on a request that waits."""
+_DEATHS = ('worker_died', 'engine_failed')
+_MAX_FRUITLESS = 2
+"""A request that ends engines must not go round them all; one that is merely near waits for at most so many."""
 
 
 class TokenStream:
@@ -134,7 +137,7 @@ class TokenStream:
 
     async def _run_somewhere(self, deadline: asyncio.Timeout, deadline_s: float) -> Refusal | None:
         """Run the request on the workers that the router says; return its refusal if it says none."""
-        arrival, resumes = self._arrival, 0
+        arrival, resumes, fruitless, delivered = self._arrival, 0, 0, 0
         while True:
             decision = await self._dispatcher.admit(arrival)
             if isinstance(decision, Refusal):
@@ -149,13 +152,21 @@ class TokenStream:
             except WorkerLost as lost:
                 # One that has not reached its worker, which may have begun to drain, has lost nothing.
                 resumes += lost.reason != 'worker_gone'
-                logger.warning('request %s: %s after %d tokens', arrival.request_id, lost, self._generation.delivered)
-                if not self._goes_on(resumes, lost):
+                fruitless += lost.reason in _DEATHS
+                if self._generation.delivered > delivered:
+                    delivered, fruitless = self._generation.delivered, 0
+                logger.warning('request %s: %s after %d tokens', arrival.request_id, lost, delivered)
+                if not self._goes_on(resumes, fruitless, lost):
                     return None
                 arrival = self._resumed(lost)
 
-    def _goes_on(self, resumes: int, lost: WorkerLost) -> bool:
-        """Tell whether another worker is to go on; if not, end the stream."""
+    def _goes_on(self, resumes: int, fruitless: int, lost: WorkerLost) -> bool:
+        """Tell whether another worker is to go on; if not, end the stream.
+
+        Args:
+            resumes: Losses so far.
+            fruitless: Workers that died of late, one after the other, before they had a token for this request.
+        """
         obstacle = self._generation.obstacle()
         if self._generation.remaining <= 0:
             self._emit(TokenEvent([], finish_reason='length'))
@@ -163,6 +174,10 @@ class TokenStream:
             self._fail(_unavailable(f'The worker failed, and an answer with {obstacle} cannot go on elsewhere'))
         elif resumes > self._dispatcher.max_resumes:
             self._fail(_unavailable(f'The worker failed ({lost})'))
+        elif fruitless >= _MAX_FRUITLESS:
+            cause = f'{fruitless} workers failed before they had a token for this request'
+            message = f'{cause}, which may be why they did ({lost}).'
+            self._fail(ServiceError(HTTPStatus.SERVICE_UNAVAILABLE, message))
         else:
             return True
         return False

@@ -202,10 +202,19 @@ async def test_what_cannot_go_on_elsewhere_says_so(bench: Bench) -> None:
 async def test_it_does_not_go_on_for_ever() -> None:
     bench = Bench(max_resumes=2)
     await bench.report(*'abcd')
-    bench.workers.scripts = [[died()]] * 4
+    bench.workers.scripts = [[TokenEvent([token]), died()] for token in EXPECTED[:4]]
     with pytest.raises(RequestError, match='ActorDiedError'):
         await bench.ask()
     assert len(bench.workers.requests) == 3
+
+
+async def test_a_request_that_ends_workers_does_not_go_round_them_all() -> None:
+    bench = Bench(max_resumes=10)
+    await bench.report(*'abcd')
+    bench.workers.scripts = [[BEGUN, died()], *[[died()]] * 3]
+    with pytest.raises(RequestError, match='2 workers failed before they had a token for this request'):
+        await bench.ask()
+    assert len(bench.workers.requests) == 3, 'a token in between starts the count anew'
 
 
 async def test_it_waits_for_a_worker_to_come_back() -> None:
