@@ -65,6 +65,14 @@ def validate(
     return _validate(tuple(_Signature(x.shape, x.stride(), x.dtype, x.device) for x in tensors), gate)
 
 
+def token_rows(x: torch.Tensor) -> torch.Tensor:
+    """`x` with a contiguous last dimension, copied if need be.
+
+    LMDeploy's convolution hands on the window of a single sequence transposed; of several it copies them itself.
+    """
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 @functools.lru_cache(maxsize=1024)
 def _validate(signatures: tuple[_Signature, ...], gate_kind: Gate) -> Dims:
     """The layers and steps of an engine share a few combinations, and checking one takes longer than a launch."""

@@ -10,6 +10,7 @@ import torch
 from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaRuleImpl
 
 from replayssm.gdn import reference
+from replayssm.gdn.operands import token_rows
 from replayssm.patching import Patches
 
 
@@ -98,7 +99,7 @@ def _decode(x: Operands) -> torch.Tensor:
         raise ValueError('use_qk_l2norm_in_kernel: expected True, got False; replay normalises keys by itself')
     step = x.gated_delta_meta.replay
     window = (step.cursors.size(0), -1)
-    q, k, v, a, b = (tensor[0].unflatten(0, window) for tensor in (x.query, x.key, x.value, x.a, x.b))
+    q, k, v, a, b = (token_rows(tensor[0]).unflatten(0, window) for tensor in (x.query, x.key, x.value, x.a, x.b))
     out = _ops(x.query.device).replay_decode(
         q, k, v, a.flatten(2), b.flatten(2), x.a_log_exp, x.dt_bias, step.layer_state(x.recurrent_state), step.cursors
     )

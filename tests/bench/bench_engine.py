@@ -110,7 +110,7 @@ async def generate_all(engine: Any, arm: Arm, tokens_out: int, seed: int) -> dic
     from lmdeploy.messages import GenerationConfig
 
     generator = torch.Generator().manual_seed(seed)
-    config = GenerationConfig(max_new_tokens=tokens_out, ignore_eos=True, do_sample=False)
+    config = GenerationConfig(max_new_tokens=tokens_out, ignore_eos=True, top_k=1)
     first_s: list[float] = []
     per_token_s: list[float] = []
     counts: list[int] = []

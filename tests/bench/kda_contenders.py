@@ -79,7 +79,7 @@ class SGLang:
         ]
         q, k, v, a, b = (tensor.flatten(0, 1) for tensor in case.inputs())
         self.qkv = torch.cat([x.flatten(1) for x in (q, k, v)], -1)
-        self.a, self.b = a.flatten(1), b
+        self.a, self.b = a, b
         self.a_log = torch.full((case.HV,), -2.0, device='cuda')
         self.dt_bias = torch.zeros(case.HV, K, device='cuda')
         self.slots = torch.arange(1, case.batch + 1, device='cuda', dtype=torch.int32)

@@ -9,7 +9,7 @@ import torch
 
 from replayssm.cursor import CURSOR_COLUMNS, FLUSH, LENGTH, SLOT, VALID, WRITE_ROW
 from replayssm.gdn.decode import replay_decode, select_kernel
-from replayssm.gdn.operands import Dims, check_cursors, validate
+from replayssm.gdn.operands import Dims, check_cursors, token_rows, validate
 
 from .decode_trial import Shape, Trial
 
@@ -25,6 +25,15 @@ def operands(shape: Shape) -> dict[str, Any]:
 def test_views_of_one_projection_are_accepted() -> None:
     shape = Shape(H=2, HV=6, K=16, V=48, T=3)
     assert validate(**operands(shape)) == Dims(B=2, T=3, H=2, HV=6, K=16, V=48, R=11)
+
+
+def test_a_transposed_window_is_copied_and_a_view_is_not() -> None:
+    """What LMDeploy's convolution returns: [B, channels, T] turned round, of which B = 1 stays a view."""
+    window = torch.randn(1, 96, 4).transpose(1, 2).flatten(0, 1).unflatten(-1, (3, 2, 16)).unbind(1)[1]
+    assert token_rows(window).stride(-1) == 1
+    assert torch.equal(token_rows(window), window)
+    split = torch.randn(4, 96).unflatten(-1, (3, 2, 16)).unbind(1)[1]
+    assert token_rows(split) is split
 
 
 @pytest.mark.parametrize(

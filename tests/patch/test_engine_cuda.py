@@ -40,9 +40,15 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
     from tests.bench.forced_acceptance import accept
 
     monkeypatch.setattr(envs, 'fp32_mamba_ssm_dtype', True)
-    patches, steps = Patches(), iter(range(10**6))
+    patches, steps = Patches(), [iter(range(10**6))]
+
+    def fill_and_restart(*arguments: Any, **options: Any) -> None:
+        """Every engine sees the same numbers of accepted drafts."""
+        steps[0] = iter(range(10**6))
+        fill_random(*arguments, **options)
+
     for module in (agent, proposers):
-        patches.set(module, 'load_model_weights', fill_random)
+        patches.set(module, 'load_model_weights', fill_and_restart)
 
     @patches.wrap(FusedLogitsProcessor, 'sampling')
     def sampling(sample: Any, self: Any, logits: torch.Tensor) -> torch.Tensor:
@@ -55,7 +61,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
 
     @patches.wrap(CudaRejectionSamplingImpl, 'forward_greedy')
     def forward_greedy(verify: Any, self: Any, target: torch.Tensor, draft: torch.Tensor) -> Any:
-        accepted = (torch.arange(draft.size(0), device=draft.device) + next(steps)) % (draft.size(1) + 1)
+        accepted = (torch.arange(draft.size(0), device=draft.device) + next(steps[0])) % (draft.size(1) + 1)
         return accept(torch.full_like(target, TARGET_TOKEN), draft, accepted)
 
     yield patches
@@ -115,7 +121,7 @@ async def run(path: Path, drafts: int, eager: bool = False) -> tuple[list[torch.
         speculative_config=SpeculativeConfig('qwen3_5_mtp', num_speculative_tokens=drafts) if drafts else None,
     )
     engine.start_loop()
-    config = GenerationConfig(max_new_tokens=96, ignore_eos=True, do_sample=False)
+    config = GenerationConfig(max_new_tokens=96, ignore_eos=True, top_k=1)
 
     async def one(session_id: int, length: int) -> None:
         prompt = torch.randint(100, 4000, (length,), generator=torch.Generator().manual_seed(length)).tolist()
