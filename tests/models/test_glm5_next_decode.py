@@ -12,39 +12,10 @@ import torch.nn.functional as F
 from replayssm.models.glm5_next import pieces
 from replayssm.models.glm5_next.attention import attend_dense, attend_gathered
 from replayssm.models.glm5_next.graphs import DecodeGraphs, table_width
-from replayssm.models.glm5_next.indexer import Indexer
 from replayssm.models.glm5_next.kda import KdaAttention
-from replayssm.models.glm5_next.paging import Paging, build_paging
+from replayssm.models.glm5_next.paging import build_paging
 
-from .small_indexer import BLOCK, DIM, HIDDEN, POOL, RANK, local_indexer, step
-
-DRAFTS, SCALE = 3, 0.3
-ROWS = POOL + DRAFTS
-
-
-class Caches:
-    """What two sequences and the reserved slot hold; page 0 is the first sequence's."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(1)
-        self.latents = torch.randn(9, BLOCK, RANK)
-        self.pools = torch.randn(9, BLOCK // POOL, DIM)
-        self.tail = torch.randn(3, ROWS, 2, DIM)
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.latents, self.pools, self.tail
-
-
-def decode(indexer: Indexer, caches: Caches, paging: Paging, x: torch.Tensor, q_latent: torch.Tensor) -> torch.Tensor:
-    """The parts of the attention layer that read and write caches."""
-    latent, source = x[:, :RANK], paging.source
-    caches.latents[paging.block[source], paging.offset[source]] = latent[source]
-    indexer.write(x, caches.pools, caches.tail, paging)
-    (group,) = paging.groups
-    shape = group.position.shape
-    selected = indexer.select(q_latent.unflatten(0, shape), x.unflatten(0, shape), caches.pools, group)
-    query = q_latent[:, None].expand(-1, 2, -1).unflatten(0, shape)
-    return attend_gathered(query, selected, caches.latents, group, SCALE).flatten(0, 1)
+from .small_indexer import BLOCK, DRAFTS, HIDDEN, POOL, RANK, ROWS, SCALE, Caches, decode, local_indexer, step
 
 
 @pytest.mark.parametrize('window', [1, 1 + DRAFTS])
