@@ -102,22 +102,25 @@ async def test_drafts_equal_the_layer_without_a_cache(is_shared: bool, tmp_path:
 
 
 def test_a_shared_choice_is_that_of_each_sequence() -> None:
-    """Prompts of different lengths first, then one group of a decode step; later steps see more cached tokens."""
-    shared = SharedSelection()
-    short, long = torch.rand(1, 3, 8) < 0.5, torch.rand(1, 2, 16) < 0.5
-    shared.record(short)
-    shared.record(long)
+    """Prompts of different lengths first, then one group of a decode step, then a prompt longer than any before."""
+    shared, device = SharedSelection(12), torch.device('cpu')
+    shared.begin(5, 8, device)
+    short, long = torch.randint(0, 99, (1, 3, 8)), torch.randint(0, 99, (1, 2, 12))
+    shared.record(slice(0, 3), short)
+    shared.record(slice(3, 5), long)
     shared.keep(torch.tensor([2, 4]))
-    reused = shared.reuse(20)
-    assert reused.shape == (2, 1, 20)
-    assert torch.equal(reused[0, 0, :8], short[0, 2])
-    assert torch.equal(reused[1, 0, :16], long[0, 1])
-    assert not reused[0, 0, 8:].any()
-    assert not reused[1, 0, 16:].any()
-    shared.begin()
-    with pytest.raises(RuntimeError, match='there was none'):
-        shared.reuse(20)
-    window = torch.rand(2, 4, 24) < 0.5
-    shared.record(window)
+    shared.begin(2, 8, device)
+    reused = shared.reuse(2)
+    address = reused.data_ptr()
+    assert reused.tolist() == [[[*short[0, 2].tolist(), -1, -1, -1, -1]], [long[0, 1].tolist()]]
+    window = torch.randint(0, 99, (2, 4, 12))
+    shared.begin(8, 8, device)
+    shared.record(slice(0, 8), window)
     shared.keep(torch.tensor([1, 7]))
-    assert torch.equal(shared.reuse(24)[:, 0], window[[0, 1], [1, 3]])
+    assert torch.equal(shared.reuse(2)[:, 0], window[[0, 1], [1, 3]].int())
+    prompt = torch.randint(0, 99, (1, 20, 12))
+    shared.begin(20, 8, device)
+    shared.record(slice(0, 20), prompt)
+    shared.keep(torch.tensor([19]))
+    assert torch.equal(shared.reuse(1)[:, 0], prompt[:, 19].int())
+    assert shared.reuse(1).data_ptr() == address, 'a CUDA graph would read what nobody writes'

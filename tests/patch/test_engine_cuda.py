@@ -1,12 +1,10 @@
 """ReplaySSM in LMDeploy's engine on a GPU, under CUDA graphs, on a dense Qwen3.5 of four layers with random weights.
 
-Both engines are led through the same tokens, so that every step's logits can be compared: sampled tokens would part
-ways at the first near tie. The model is dense because a router's near ties are no better.
+The model is dense because a router's near ties are no better than those of sampled tokens.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,53 +18,16 @@ from replayssm.config import ReplayConfig
 from replayssm.patch import Settings
 from replayssm.patching import Patches
 
-pytestmark = pytest.mark.cuda
+from . import cuda_engine
+from .cuda_engine import forced_tokens, worst_relative_error
 
-TARGET_TOKEN, DRAFT_TOKEN = 1117, 2229
+pytestmark = pytest.mark.cuda
 
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
-    """Random weights, and every sampled and drafted token forced; verify steps accept 0..3 drafts in turn."""
-    monkeypatch.setenv('LMDEPLOY_FP32_MAMBA_SSM_DTYPE', '1')
-    from lmdeploy.pytorch import envs
-    from lmdeploy.pytorch.backends.cuda.rejection_sampling import CudaRejectionSamplingImpl
-    from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor
-    from lmdeploy.pytorch.engine.model_agent import agent
-    from lmdeploy.pytorch.spec_decode.proposers import base as proposers
-    from lmdeploy.pytorch.spec_decode.proposers.deepseek_mtp import DeepseekMTP
-
-    from tests.bench.bench_engine import fill_random
-    from tests.bench.forced_acceptance import accept
-
-    monkeypatch.setattr(envs, 'fp32_mamba_ssm_dtype', True)
-    patches, steps = Patches(), [iter(range(10**6))]
-
-    def fill_and_restart(*arguments: Any, **options: Any) -> None:
-        """Every engine sees the same numbers of accepted drafts."""
-        steps[0] = iter(range(10**6))
-        fill_random(*arguments, **options)
-
-    for module in (agent, proposers):
-        patches.set(module, 'load_model_weights', fill_and_restart)
-
-    @patches.wrap(FusedLogitsProcessor, 'sampling')
-    def sampling(sample: Any, self: Any, logits: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(sample(self, logits), TARGET_TOKEN)
-
-    @patches.wrap(DeepseekMTP, 'get_outputs')
-    async def get_outputs(get: Any, self: Any, *args: Any, **options: Any) -> Any:
-        drafts, *rest = await get(self, *args, **options)
-        return torch.full_like(drafts, DRAFT_TOKEN), *rest
-
-    @patches.wrap(CudaRejectionSamplingImpl, 'forward_greedy')
-    def forward_greedy(verify: Any, self: Any, target: torch.Tensor, draft: torch.Tensor) -> Any:
-        accepted = (torch.arange(draft.size(0), device=draft.device) + next(steps[0])) % (draft.size(1) + 1)
-        return accept(torch.full_like(target, TARGET_TOKEN), draft, accepted)
-
-    yield patches
-    patch.disable()
-    patches.undo()
+    with forced_tokens(monkeypatch) as patches:
+        yield patches
 
 
 def write_config(path: Path) -> None:
@@ -100,49 +61,8 @@ def write_config(path: Path) -> None:
 
 
 async def run(path: Path, drafts: int, eager: bool = False) -> tuple[list[torch.Tensor], Any]:
-    """Logits of every step of a batch of three, and the engine's statistics if replay is on."""
-    from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, SpeculativeConfig
-    from lmdeploy.pytorch.engine.engine import Engine
-
-    from .logits import recorded_logits
-
     write_config(path)
-    engine = Engine.from_pretrained(
-        str(path),
-        engine_config=PytorchEngineConfig(
-            dtype='bfloat16',
-            max_batch_size=4,
-            session_len=1024,
-            num_gpu_blocks=128,
-            language_model_only=True,
-            eager_mode=eager,
-            cudagraph_capture_batch_sizes=[4],
-        ),
-        speculative_config=SpeculativeConfig('qwen3_5_mtp', num_speculative_tokens=drafts) if drafts else None,
-    )
-    engine.start_loop()
-    config = GenerationConfig(max_new_tokens=96, ignore_eos=True, top_k=1)
-
-    async def one(session_id: int, length: int) -> None:
-        prompt = torch.randint(100, 4000, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-        async for _ in engine.create_instance().async_stream_infer(session_id, prompt, config):
-            pass
-
-    with recorded_logits() as records:
-        # One after the other: the engines must see the same batches.
-        for session_id, length in enumerate((130, 7, 65), 1):
-            await one(session_id, length)
-    stats = await patch.collect(engine) if patch.current() else None
-    engine.close()
-    await asyncio.gather(engine.wait_tasks(), return_exceptions=True)
-    return [record.cpu() for record in records], stats
-
-
-def worst_relative_error(on: list[torch.Tensor], off: list[torch.Tensor]) -> float:
-    assert [r.shape for r in on] == [r.shape for r in off]
-    errors = [float((a - b).norm() / b.norm()) for a, b in zip(on, off, strict=True)]
-    print('relative errors', [f'{error:.1e}' for error in errors])
-    return max(errors)
+    return await cuda_engine.run(path, drafts, 'qwen3_5_mtp', eager)
 
 
 @pytest.mark.parametrize('drafts', [0, 3], ids=['plain', 'mtp3'])

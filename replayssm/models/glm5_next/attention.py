@@ -14,6 +14,10 @@ from torch import nn
 from replayssm.models.glm5_next.indexer import Indexer, SharedSelection
 from replayssm.models.glm5_next.linear import Projections
 from replayssm.models.glm5_next.paging import Group, Paging
+from replayssm.models.glm5_next.pieces import float_matmul, pieces
+
+DENSE_TOKENS = 16384
+"""Cached tokens up to which a prompt reads all of them under a mask; behind that every query gathers its own."""
 
 
 class SparseLatentAttention(nn.Module):
@@ -62,37 +66,76 @@ class SparseLatentAttention(nn.Module):
         to_key, to_value = self.kv_b_proj.weight.split([self.key_dim, self.value_dim], 1)
         query = self.q_b_proj(q_latent).unflatten(-1, (-1, self.key_dim))
         query = torch.einsum('thd,hdc->thc', query, to_key)
-        latents[paging.block, paging.offset] = self.kv_a_layernorm(self.kv_a_proj_with_mqa(x))[0].to(latents.dtype)
+        latent, source = self.kv_a_layernorm(self.kv_a_proj_with_mqa(x))[0].to(latents.dtype), paging.source
+        latents[paging.block[source], paging.offset[source]] = latent[source]
         self.indexer.write(x[0], pools, tail, paging)
         outs = []
         for group in paging.groups:
             shape = group.position.shape
             queries, q_rows, x_rows = (y[group.tokens].unflatten(0, shape) for y in (query, q_latent, x[0]))
             if shared is not None and is_reused:
-                selected = shared.reuse(group.blocks.size(1) * latents.size(1))
+                selected = shared.reuse(shape[0])
             else:
                 selected = self.indexer.select(q_rows, x_rows, pools, group)
                 if shared is not None:
-                    shared.record(selected)
-            outs.append(self._attend(queries, selected, latents, group).flatten(0, 1))
+                    shared.record(group.tokens, selected)
+            is_dense = group.is_prompt and group.blocks.size(1) * latents.size(1) <= DENSE_TOKENS
+            attend = attend_dense if is_dense else attend_gathered
+            outs.append(attend(queries, selected, latents, group, self.scale).flatten(0, 1))
         out = torch.einsum('thc,hdc->thd', torch.cat(outs), to_value)
         return self.o_proj(out.flatten(1)[None])
 
-    def _attend(
-        self,
-        query: torch.Tensor,
-        selected: torch.Tensor,
-        latents: torch.Tensor,
-        group: Group,
-    ) -> torch.Tensor:
-        """[n, Q, heads, rank] of the same: what the queries of a group find at `selected` [n, Q, M]."""
-        cached = latents[group.blocks].flatten(1, 2)
-        position = torch.arange(cached.size(1), device=query.device)
-        # What a recycled page still holds must not even be multiplied by zero.
-        cached = cached.masked_fill((position >= group.length[:, None])[..., None], 0).to(query.dtype)
-        scores = torch.einsum('nqhc,nmc->nqhm', query, cached).mul(self.scale).float()
-        weights = scores.masked_fill(~selected[:, :, None], float('-inf')).softmax(-1).to(query.dtype)
-        return torch.einsum('nqhm,nmc->nqhc', weights, cached)
+
+def attend_dense(
+    query: torch.Tensor, selected: torch.Tensor, latents: torch.Tensor, group: Group, scale: float
+) -> torch.Tensor:
+    """`attend_gathered` with a mask over all cached tokens, which the queries of a sequence read once."""
+    cached = latents[group.blocks].flatten(1, 2)
+    count, heads = cached.size(1), query.size(2)
+    # What a recycled page still holds must not even be multiplied by zero.
+    is_behind = torch.arange(count, device=query.device) >= group.length[:, None]
+    cached = cached.masked_fill(is_behind[..., None], 0).to(query.dtype)
+    outs = []
+    for rows in pieces(query.size(1), query.size(0) * count * (heads * 10 + 1)):
+        # One column more takes what is not selected.
+        tokens = torch.where(selected[:, rows] < 0, count, selected[:, rows].long())
+        mask = torch.zeros(*tokens.shape[:2], count + 1, dtype=torch.bool, device=query.device)
+        mask = mask.scatter_(-1, tokens, True)[..., :count]
+        outs.append(_weigh(query[:, rows], cached, mask, scale))
+    return torch.cat(outs, 1)
+
+
+def attend_gathered(
+    query: torch.Tensor, selected: torch.Tensor, latents: torch.Tensor, group: Group, scale: float
+) -> torch.Tensor:
+    """[n, Q, heads, rank] of the same: what the queries of a group find at `selected`.
+
+    Args:
+        selected: [n, Q, M] positions, negative for none.
+        latents: [blocks, block_size, rank].
+        scale: of the scores.
+    """
+    (block_size, rank), count, heads = latents.shape[1:], selected.size(-1), query.size(2)
+    queries, tokens, position = query.flatten(0, 1), selected.flatten(0, 1), group.position.flatten()
+    sequence = torch.arange(queries.size(0), device=query.device) // query.size(1)
+    outs = []
+    for rows in pieces(queries.size(0), count * (rank * latents.element_size() + heads * 10 + 32)):
+        chosen = tokens[rows].long()
+        is_chosen = chosen >= 0
+        # A recycled page may hold NaN, the query's own token does not.
+        chosen = torch.where(is_chosen, chosen, position[rows, None])
+        # Rows of padding may name tokens behind the table.
+        page = (chosen // block_size).clamp_max(group.blocks.size(1) - 1)
+        cached = latents[group.blocks[sequence[rows, None], page], chosen % block_size].to(query.dtype)
+        outs.append(_weigh(queries[rows, None], cached, is_chosen[:, None], scale)[:, 0])
+    return torch.cat(outs).unflatten(0, query.shape[:2])
+
+
+def _weigh(query: torch.Tensor, cached: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """[B, Q, heads, rank] of the same: softmax attention to those of `cached` [B, M, rank] in `mask` [B, Q, M]."""
+    scores = float_matmul(query.flatten(1, 2), cached.mT).mul_(scale).unflatten(1, (query.size(1), -1))
+    weights = scores.masked_fill_(~mask[:, :, None], float('-inf')).softmax(-1).to(query.dtype)
+    return (weights.flatten(1, 2) @ cached).unflatten(1, (query.size(1), -1))
 
 
 class HeadProjection(nn.Module):

@@ -10,6 +10,7 @@ from torch import nn
 
 from replayssm.models.glm5_next.linear import Projections
 from replayssm.models.glm5_next.paging import Group, Paging
+from replayssm.models.glm5_next.pieces import float_matmul, pieces
 
 _NORM_EPS = 1e-6
 
@@ -18,39 +19,45 @@ class SharedSelection:
     """What the last accepted token of every sequence attends to, kept for the draft steps behind the first.
 
     With `index_share_for_mtp_iteration` they attend to the same cached tokens and to no newer one, themselves included.
+    It is kept in one tensor of a fixed address, so that it passes from one CUDA graph to another.
     """
 
-    def __init__(self) -> None:
-        self._groups: list[torch.Tensor] = []
+    def __init__(self, width: int) -> None:
+        """Keep up to `width` tokens of each query."""
+        self._width = width
         self._kept: torch.Tensor | None = None
+        self._step: torch.Tensor | None = None
 
-    def begin(self) -> None:
-        """Forget: a first draft step follows."""
-        self._groups, self._kept = [], None
+    def begin(self, num_tokens: int, capacity: int, device: torch.device) -> None:
+        """Prepare for a draft step of `num_tokens`; called outside of graphs, before every step.
 
-    def record(self, selected: torch.Tensor) -> None:
-        """Add the choice [n, Q, M] of one group of the first draft step."""
-        self._groups.append(selected.flatten(0, 1))
-
-    def keep(self, tokens: torch.Tensor) -> None:
-        """Keep the choice of one token of every sequence: `tokens` [N] are indices among the step's."""
-        if len(self._groups) == 1:
-            self._kept = self._groups[0][tokens]
-        else:
-            # Prompts see as many cached tokens as they have pages.
-            rows = [row for group in self._groups for row in group.unbind(0)]
-            self._kept = nn.utils.rnn.pad_sequence([rows[index] for index in tokens.tolist()], batch_first=True)
-        self._groups = []
-
-    def reuse(self, num_cached: int) -> torch.Tensor:
-        """Return the kept choice, [N, 1, num_cached] bool.
-
-        Raises:
-            RuntimeError: no first draft step came before.
+        Args:
+            capacity: at least the tokens of any decode step, the same in every call.
         """
         if self._kept is None:
-            raise RuntimeError('a later draft step reuses the choice of a first one, and there was none')
-        return F.pad(self._kept, (0, num_cached - self._kept.size(1)))[:, None]
+            self._kept = self._empty(capacity, device)
+        self._step = self._kept if num_tokens <= capacity else self._empty(num_tokens, device)
+
+    def _empty(self, rows: int, device: torch.device) -> torch.Tensor:
+        return torch.full((rows, self._width), -1, dtype=torch.int32, device=device)
+
+    def record(self, tokens: slice, selected: torch.Tensor) -> None:
+        """Take the choice [n, Q, M] of the group that has `tokens` of the first draft step."""
+        assert self._step is not None
+        rows = selected.flatten(0, 1)
+        self._step[tokens] = F.pad(rows, (0, self._width - rows.size(1)), value=-1)
+
+    @torch.inference_mode()
+    def keep(self, tokens: torch.Tensor) -> None:
+        """Keep the choice of one token of every sequence: `tokens` [N] are indices among the step's."""
+        assert self._step is not None
+        assert self._kept is not None
+        self._kept[: tokens.size(0)] = self._step[tokens]
+
+    def reuse(self, num_sequences: int) -> torch.Tensor:
+        """Return the kept choice, [N, 1, width] int32."""
+        assert self._kept is not None
+        return self._kept[:num_sequences, None]
 
 
 class Indexer(nn.Module):
@@ -74,11 +81,21 @@ class Indexer(nn.Module):
         self.index_kpool_compress_ape = parameter(self.pool, self.dim)
         self.index_kpool_compress_gate = parameter(self.dim, hidden)
 
+    @property
+    def width(self) -> int:
+        """Tokens that `select` returns for a query at most: a multiple of 8, which tensor cores like."""
+        return self._padded(self.top_pools * self.pool)
+
+    def _padded(self, pooled: int) -> int:
+        return -(-(pooled + self.pool - 1) // 8) * 8
+
     def write(self, x: torch.Tensor, pool_cache: torch.Tensor, tail: torch.Tensor, paging: Paging) -> None:
         """Cache the keys of the pools that this step completes.
 
         A pool may begin in an earlier step: the tail ring keeps the newest tokens, and a token that turns out to be a
         rejected draft is overwritten by the one that takes its position, in the ring as in the pool that it completed.
+        Every token writes, so that shapes do not depend on positions: those of one pool write the same key, or what is
+        there already if the pool is not complete, and those of one ring row write the newest of them.
 
         Args:
             x: [T, hidden].
@@ -87,19 +104,23 @@ class Indexer(nn.Module):
         """
         keys = self.k_norm(self.wk(x))
         entries = torch.stack([keys, F.linear(x, self.index_kpool_compress_gate)], 1)
-        rows = tail.size(1)
-        complete = (paging.position % self.pool == self.pool - 1).nonzero().squeeze(-1)
+        rows, position, source = tail.size(1), paging.position, paging.source
+        token = torch.arange(x.size(0), device=x.device)
         back = torch.arange(self.pool - 1, -1, -1, device=x.device)
-        ring_row = (paging.position[complete, None] - back) % rows
-        older = tail[paging.slot[complete, None], ring_row].to(entries.dtype)
-        newer = entries[(complete[:, None] - back).clamp_min(0)]
-        is_older = back > paging.since_start[complete, None]
+        older = tail[paging.slot[:, None], (position[:, None] - back) % rows].to(entries.dtype)
+        newer = entries[(token[:, None] - back).clamp_min(0)]
+        is_older = back > paging.since_start[:, None]
         members = torch.where(is_older[..., None, None], older, newer)
         weights = (members[:, :, 1].float() + self.index_kpool_compress_ape.float()).softmax(1).to(keys.dtype)
-        pooled = (weights * members[:, :, 0]).sum(1)
-        pool_cache[paging.block[complete], paging.offset[complete] // self.pool] = pooled.to(pool_cache.dtype)
-        kept = (paging.until_end < rows).nonzero().squeeze(-1)
-        tail[paging.slot[kept], paging.position[kept] % rows] = entries[kept].to(tail.dtype)
+        pooled = (weights * members[:, :, 0]).sum(1).to(pool_cache.dtype)
+
+        missing = self.pool - 1 - position % self.pool
+        completed = pooled[(token + missing).clamp_max(x.size(0) - 1)]
+        block, row = paging.block, paging.offset // self.pool
+        value = torch.where((missing <= paging.until_end)[:, None], completed, pool_cache[block, row])
+        pool_cache[block[source], row[source]] = value[source]
+        newest = entries[token + paging.until_end // rows * rows].to(tail.dtype)
+        tail[paging.slot[source], position[source] % rows] = newest[source]
 
     def select(self, q_latent: torch.Tensor, x: torch.Tensor, pool_cache: torch.Tensor, group: Group) -> torch.Tensor:
         """Tokens that each query attends to: the best complete pools, and the incomplete one it stands in.
@@ -108,25 +129,45 @@ class Indexer(nn.Module):
             q_latent: [n, Q, q_lora_rank], x: [n, Q, hidden].
 
         Returns:
-            [n, Q, M] bool over the cached positions.
+            [n, Q, M] int32 positions in any order, -1 behind fewer than M; M is `width`, or less of a short page table.
         """
-        score = self.score(q_latent, x, pool_cache, group)
-        best = score.topk(min(self.top_pools, score.size(-1)), -1).indices
-        is_complete = score != float('-inf')
-        chosen = torch.zeros_like(is_complete).scatter_(-1, best, True) & is_complete
-        chosen = chosen.repeat_interleave(self.pool, -1)
-        position = torch.arange(chosen.size(-1), device=x.device)
-        first_tail = (group.position + 1) // self.pool * self.pool
-        in_tail = (position >= first_tail[..., None]) & (position <= group.position[..., None])
-        return chosen | in_tail
-
-    def score(self, q_latent: torch.Tensor, x: torch.Tensor, pool_cache: torch.Tensor, group: Group) -> torch.Tensor:
-        """Score of each pool for each query, [n, Q, P] float32, -inf for incomplete pools; arguments as `select`'s."""
-        queries = self.wq_b(q_latent).unflatten(-1, (self.heads, self.dim)).float()
+        queries = self.wq_b(q_latent).unflatten(-1, (self.heads, self.dim))
         weights = F.linear(x.float(), self.weights_proj.weight.float()) * self.heads**-0.5
-        pools = pool_cache[group.blocks].flatten(1, 2).float()
-        scores = torch.einsum('nqhd,npd->nqhp', queries, pools).mul(self.dim**-0.5).relu()
-        score = torch.einsum('nqh,nqhp->nqp', weights, scores)
-        pool_index = torch.arange(pools.size(1), device=x.device)
-        is_complete = pool_index < (group.position[..., None] + 1) // self.pool
+        num_pools, position = group.blocks.size(1) * pool_cache.size(1), group.position
+        query_bytes = num_pools * (self.heads + 2) * 4
+        windows = list(pieces(position.size(1), query_bytes))
+        sequence_bytes = num_pools * self.dim * pool_cache.element_size() + windows[0].stop * query_bytes
+        chosen = []
+        for rows in pieces(position.size(0), sequence_bytes):
+            pools = pool_cache[group.blocks[rows]].flatten(1, 2)
+            scores = (self.score(queries[rows, w], weights[rows, w], pools, position[rows, w]) for w in windows)
+            chosen.append(
+                torch.cat([self._best(s, position[rows, w]) for s, w in zip(scores, windows, strict=True)], 1)
+            )
+        return torch.cat(chosen)
+
+    def score(
+        self, queries: torch.Tensor, weights: torch.Tensor, pools: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        """Score of each pool for each query, [n, Q, P] float32, -inf for incomplete pools.
+
+        Args:
+            queries: [n, Q, heads, dim], weights: [n, Q, heads] float32.
+            pools: [n, P, dim].
+            position: [n, Q], where the queries stand.
+        """
+        scores = float_matmul(queries.to(pools.dtype).flatten(1, 2), pools.mT).mul_(self.dim**-0.5).relu_()
+        score = (weights[:, :, None] @ scores.unflatten(1, (-1, self.heads))).squeeze(2)
+        is_complete = torch.arange(pools.size(1), device=pools.device) < (position[..., None] + 1) // self.pool
         return score.masked_fill(~is_complete, float('-inf'))
+
+    def _best(self, score: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """`select`'s result from the scores [n, Q, P]."""
+        best = score.topk(min(self.top_pools, score.size(-1)), -1, sorted=False)
+        within = torch.arange(self.pool, device=score.device)
+        pooled = best.indices[..., None] * self.pool + within
+        pooled = pooled.masked_fill((best.values == float('-inf'))[..., None], -1).flatten(-2)
+        newest = ((position + 1) // self.pool * self.pool)[..., None] + within[:-1]
+        newest = newest.masked_fill(newest > position[..., None], -1)
+        padding = self._padded(pooled.size(-1)) - pooled.size(-1) - newest.size(-1)
+        return F.pad(torch.cat([pooled, newest], -1), (0, padding), value=-1).int()

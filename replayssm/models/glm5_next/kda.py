@@ -12,6 +12,7 @@ from lmdeploy.pytorch.nn import gated_delta
 from lmdeploy.pytorch.weight_loader.model_weight_loader import default_weight_loader
 from torch import nn
 
+from replayssm.gdn.operands import token_rows
 from replayssm.gdn.reference import recurrence
 from replayssm.kda import reference
 from replayssm.kda.prefill import prefill
@@ -79,7 +80,7 @@ class KdaAttention(nn.Module):
         """[1, T, hidden] of the same; both states are one layer's views of the pool, mutated in place."""
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         qkv = self.conv1d(qkv, conv_state, gated_delta_meta=meta)
-        q, k, v = qkv[0].unflatten(-1, (3, -1, self.head_dim)).unbind(1)
+        q, k, v = token_rows(qkv[0]).unflatten(-1, (3, -1, self.head_dim)).unbind(1)
         a = self.f_b_proj(self.f_a_proj(x))[0].unflatten(-1, (-1, self.head_dim))
         b = self.b_proj(x)[0]
         out = (self._decode if meta.is_decoding else self._prefill)(q, k, v, a, b, recurrent_state, meta)

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from lmdeploy.pytorch.models.patch import add_prefix
-from lmdeploy.pytorch.models.utils.cudagraph import CudaGraphMixin
 from lmdeploy.pytorch.models.utils.model import DeployModelMixinV1
 from lmdeploy.pytorch.nn import ParallelEmbedding, RMSNorm
 from lmdeploy.pytorch.nn.gated_delta import GatedDeltaMetaBuilder
@@ -16,6 +15,7 @@ from torch import nn
 
 from replayssm.models.glm5_next import weights as checkpoint
 from replayssm.models.glm5_next.attention import SparseLatentAttention
+from replayssm.models.glm5_next.graphs import DecodeGraphs, declare_step_metadata, table_width
 from replayssm.models.glm5_next.hyper import HyperConnection
 from replayssm.models.glm5_next.kda import KdaAttention
 from replayssm.models.glm5_next.mlp import MixtureOfExperts, Mlp
@@ -89,7 +89,7 @@ class LanguageModel(nn.Module):
         return self.norm(streams.mean(2))
 
 
-class Glm5NextForConditionalGeneration(nn.Module, DeployModelMixinV1, CudaGraphMixin):
+class Glm5NextForConditionalGeneration(nn.Module, DeployModelMixinV1, DecodeGraphs):
     """The text model of a checkpoint; its vision tower is not built."""
 
     packed_modules_mapping = {'gate_up_proj': ['gate_proj', 'up_proj']}  # noqa: RUF012
@@ -104,6 +104,7 @@ class Glm5NextForConditionalGeneration(nn.Module, DeployModelMixinV1, CudaGraphM
     ) -> None:
         super().__init__()
         self.config, self.ctx_mgr = config, ctx_mgr
+        declare_step_metadata()
         text = config.text_config
         prefix = add_prefix('model.language_model', prefix)
         self.model = nn.ModuleDict({'language_model': LanguageModel(text, dtype, device, prefix)})
@@ -133,10 +134,6 @@ class Glm5NextForConditionalGeneration(nn.Module, DeployModelMixinV1, CudaGraphM
     def get_input_embeddings(self) -> nn.Module:
         return self.language_model.embed_tokens
 
-    def support_cuda_graph(self, *_: Any, **__: Any) -> bool:
-        """Not yet: the indexer finds completed pools on the host."""
-        return False
-
     def prepare_inputs_for_generation(
         self,
         past_key_values: list[list[torch.Tensor]],
@@ -163,12 +160,15 @@ class Glm5NextForConditionalGeneration(nn.Module, DeployModelMixinV1, CudaGraphM
             else:
                 caches.append((*paged[attention][:2], tails[:, attention]))
                 attention += 1
+        block_size = paged[0][0].size(1)
         return {
             'input_ids': context.input_ids,
+            'position_ids': context.position_ids,
             'past_key_values': caches,
             'attn_metadata': context.attn_metadata,
             'state_ids': context.state_offsets,
-            'block_size': paged[0][0].size(1),
+            'block_size': block_size,
+            'table_pages': table_width(context.attn_metadata.block_offsets.size(1), block_size),
             'inputs_embeds': inputs_embeds,
         }
 

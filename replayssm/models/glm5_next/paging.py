@@ -18,20 +18,26 @@ class Group:
         blocks: [n, W] int64, pages of each sequence.
         position: [n, Q] int64, absolute position of every token.
         length: [n] int64, cached tokens of each sequence, the new ones included.
+        is_prompt: whether these are tokens of a prompt, so that n is 1 and Q may be large.
     """
 
     tokens: slice
     blocks: torch.Tensor
     position: torch.Tensor
     length: torch.Tensor
+    is_prompt: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Paging:
     """One step's layout; T tokens of N sequences, packed.
 
+    A CUDA graph pads a decode step with sequences that have no slot, positions from 0 and pages 0, which may be a real
+    sequence's. `source` keeps them from writing there: what is written for token t is what token `source[t]` writes.
+
     Attributes:
-        slot: [T] int64, state slot of every token's sequence; what padding writes goes to slot 0, which is reserved.
+        source: [T] int64, the token itself, or for padding the first token: a decode step begins with a real one.
+        slot: [T] int64, state slot of every token's sequence; 0 for padding, which LMDeploy reserves.
         position: [T] int64, absolute position of every token.
         since_start: [T] int64, tokens of the step before it in its sequence.
         until_end: [T] int64, tokens of the step behind it in its sequence.
@@ -39,6 +45,7 @@ class Paging:
         groups: a decode step is one group, a prompt a group of its own.
     """
 
+    source: torch.Tensor
     slot: torch.Tensor
     position: torch.Tensor
     since_start: torch.Tensor
@@ -49,21 +56,34 @@ class Paging:
 
 
 def build_paging(attn_metadata: Any, state_ids: torch.Tensor, num_tokens: int, block_size: int) -> Paging:
-    """Build from LMDeploy's attention metadata and state slots [N], -1 for padding."""
+    """Build from LMDeploy's attention metadata and state slots [N], -1 for padding.
+
+    A decode step, where all sequences have the same number of tokens, never waits for the device.
+    """
     lengths, ends = attn_metadata.q_seqlens.long(), attn_metadata.kv_seqlens.long()
     pages = attn_metadata.block_offsets.long()
-    sequence = torch.repeat_interleave(
-        torch.arange(lengths.size(0), device=lengths.device), lengths, output_size=num_tokens
-    )
-    starts = lengths.cumsum(0) - lengths
-    since_start = torch.arange(num_tokens, device=lengths.device) - starts[sequence]
-    position = (ends - lengths)[sequence] + since_start
+    token = torch.arange(num_tokens, device=pages.device)
+    if attn_metadata.is_decoding:
+        window = num_tokens // lengths.size(0)
+        sequence, since_start = token // window, token % window
+        until_end = window - 1 - since_start
+    else:
+        sequence = torch.repeat_interleave(
+            torch.arange(lengths.size(0), device=pages.device), lengths, output_size=num_tokens
+        )
+        since_start = token - (lengths.cumsum(0) - lengths)[sequence]
+        until_end = lengths[sequence] - 1 - since_start
+    # The bounds are padding's; a real token is within its sequence's pages.
+    position = ((ends - lengths)[sequence] + since_start).clamp_min(0)
+    page = (position // block_size).clamp_max(pages.size(1) - 1)
+    slots = state_ids.long()[sequence]
     return Paging(
-        slot=state_ids.clamp_min(0).long()[sequence],
+        source=torch.where(slots >= 0, token, 0),
+        slot=slots.clamp_min(0),
         position=position,
         since_start=since_start,
-        until_end=lengths[sequence] - 1 - since_start,
-        block=pages[sequence, position // block_size],
+        until_end=until_end,
+        block=pages[sequence, page],
         offset=position % block_size,
         groups=tuple(_groups(attn_metadata.is_decoding, pages, position, lengths, ends, block_size)),
     )
@@ -78,11 +98,12 @@ def _groups(
     block_size: int,
 ) -> Iterator[Group]:
     if is_decoding:
-        yield Group(slice(None), pages, position.unflatten(0, (pages.size(0), -1)), ends)
+        tokens = slice(0, position.size(0))
+        yield Group(tokens, pages, position.unflatten(0, (pages.size(0), -1)), ends, is_prompt=False)
         return
     start = 0
-    for i, (length, end) in enumerate(zip(lengths.tolist(), ends.tolist(), strict=True)):
+    for i, (length, end) in enumerate(torch.stack([lengths, ends], 1).tolist()):
         tokens = slice(start, start + length)
         used = pages[i : i + 1, : -(-end // block_size)]
-        yield Group(tokens, used, position[tokens][None], ends[i : i + 1])
+        yield Group(tokens, used, position[tokens][None], ends[i : i + 1], is_prompt=True)
         start += length
