@@ -33,7 +33,7 @@ ENVIRONMENT = {
     'LMDEPLOY_ENABLE_CHECK_ENV': '0',
 }
 """Of all processes: multicast over NVLink is not there on every machine."""
-RAY_LOGS = Path('/tmp/ray/session_latest/logs')
+RAY = Path('/tmp/ray')
 ARMS = ('greedy', 'recovery', 'target', 'mtp3')
 
 
@@ -114,7 +114,7 @@ def _run_arm(arm: Arm, out: Path, timeout_s: float) -> bool:
         print(f'=== {arm.name}: {elapsed_s:.1f} s', flush=True)
         return True
     print(f'=== {arm.name}: FAILED after {elapsed_s:.1f} s, exit status {code}', flush=True)
-    _print_logs()
+    _print_logs(process.pid)
     return False
 
 
@@ -127,9 +127,10 @@ def _kill_tree(pid: int) -> None:
                 child.kill()
 
 
-def _print_logs(count: int = 6, tail: int = 25) -> None:
-    """Print the ends of the logs that were written last by workers and ranks."""
-    files = [*RAY_LOGS.glob('worker-*.err'), *RAY_LOGS.glob('worker-*.out'), *RAY_LOGS.glob('serve/*Worker*.log')]
+def _print_logs(driver: int, count: int = 6, tail: int = 25) -> None:
+    """Print the ends of the logs that were written last by workers and ranks of a driver's Ray, which is named so."""
+    logs = [path for session in RAY.glob(f'session_*_{driver}') for path in (session / 'logs').rglob('*')]
+    files = [path for path in logs if path.is_file() and ('Worker' in path.name or path.name.startswith('worker-'))]
     files = sorted((file for file in files if file.stat().st_size), key=lambda file: file.stat().st_mtime)
     for file in files[-count:]:
         print(f'--- {file}')
