@@ -8,7 +8,7 @@ from typing import Any
 from replayssm.random_weights import Weight
 
 PREFIX = 'model.language_model.'
-_FP8 = ('_proj.weight', '.wq_b.weight', '.wk.weight')
+_FP8 = ('_proj.weight', '.kv_a_proj_with_mqa.weight', '.wq_b.weight', '.wk.weight')
 _NEVER_FP8 = ('eh_proj.weight', 'weights_proj.weight')
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]

@@ -81,6 +81,7 @@ def test_fp8_comes_with_scales(tmp_path: Path) -> None:
         f'{layer}0.self_attn.q_proj.weight': True,
         f'{layer}0.self_attn.b_proj.weight': False,
         f'{layer}3.self_attn.kv_b_proj.weight': True,
+        f'{layer}3.self_attn.kv_a_proj_with_mqa.weight': True,
         f'{layer}3.self_attn.indexer.wk.weight': True,
         f'{layer}3.self_attn.indexer.weights_proj.weight': False,
         f'{layer}3.mlp.experts.287.down_proj.weight': True,
