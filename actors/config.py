@@ -16,6 +16,7 @@ Device = Literal['cpu', 'cuda']
 Dtype = Literal['auto', 'float32', 'float16', 'bfloat16']
 DemoModel = Literal['tiny', 'odd', 'tp4', 'moe', 'glm', 'glm_odd']
 PositiveSeconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0)]
 
 
 def _absolute(path: str) -> str:
@@ -53,6 +54,10 @@ class ModelConfig(_Section):
     path: str | None = Field(default=None, description='Directory or hub id of a checkpoint.')
     demo: DemoModel | None = Field(default=None, description='A small random checkpoint, made on first use.')
     trust_remote_code: bool = Field(default=False, description='Run Python code that comes with the checkpoint.')
+    random_weights: bool = Field(
+        default=False,
+        description='For benchmarks only: draw weights at random; `path` then needs config.json and tokenizer alone.',
+    )
 
     @model_validator(mode='after')
     def _one_source(self) -> ModelConfig:
@@ -69,6 +74,16 @@ class SpeculativeConfig(_Section):
         description="LMDeploy's name of the method: `qwen3_5_mtp` for Qwen3.5, `deepseek_mtp` for GLM-5.3-Flash.",
     )
     num_tokens: int = Field(default=3, ge=1, le=7, description='Drafts per step.')
+    accepted: tuple[Share, ...] | None = Field(
+        default=None,
+        description='For benchmarks only: shares of steps that accept 0, 1, 2, … drafts, whatever the model says.',
+    )
+
+    @model_validator(mode='after')
+    def _one_share_per_outcome(self) -> SpeculativeConfig:
+        if self.accepted is not None and (len(self.accepted) != self.num_tokens + 1 or not sum(self.accepted)):
+            raise ValueError(f'accepted: got {self.accepted}; give {self.num_tokens + 1} shares, not all zero')
+        return self
 
 
 class ReplayOptions(_Section):
@@ -137,7 +152,9 @@ class EngineConfig(_Section):
         """Return what `replayssm.patch.enable` takes; it checks how the options go together."""
         options = self.replay
         replay = ReplayConfig(options.buffer_len, options.checkpoint_dtype, options.record_dtype)
-        return Settings(replay if options.enabled else None, Fixes(**self.fixes.model_dump()))
+        accepted = (self.speculative and self.speculative.accepted) or ()
+        fixes = Fixes(**self.fixes.model_dump())
+        return Settings(replay if options.enabled else None, fixes, accepted_drafts=accepted)
 
 
 class AutoscalingOptions(_Section):

@@ -202,9 +202,11 @@ class TokenEngine:
         """Read the weights from folder `path`, None for the present one, and serve; requests end as in `sleep`.
 
         Raises:
-            ChangeRefused: `path` holds another architecture or no checkpoint, or there is no engine.
+            ChangeRefused: `path` holds another architecture or none, weights are random, or no engine is up.
             EngineUnhealthy: It failed half-way.
         """
+        if self._model.random_weights:
+            raise ChangeRefused('reload: model.random_weights is true, and there are no others to read')
         weights = self._changeable('reload', 'ready', 'sleeping')
         try:
             checkpoint = await asyncio.to_thread(weights.checkpoint, path)

@@ -33,7 +33,7 @@ def build_engine(model: ModelConfig, config: EngineConfig) -> Any:
         cpu.enable(replace(cpu.CpuSettings.from_env(), threads_per_rank=config.cpu_threads))
     from replayssm import patch
 
-    patch.enable(config.patch_settings())
+    patch.enable(replace(config.patch_settings(), random_weights=model.random_weights))
 
     from lmdeploy.messages import PytorchEngineConfig, SpeculativeConfig
     from lmdeploy.pytorch.engine import Engine

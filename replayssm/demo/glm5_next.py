@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,13 +11,13 @@ import torch
 from replayssm.demo.specs import VOCAB_SIZE, Glm5NextSpec
 from replayssm.demo.tokenizer import END_OF_TEXT, END_OF_TURN
 from replayssm.demo.weights import named_normal
+from replayssm.random_weights import glm5_next
 
 _MAX_POSITIONS = 32768
 _HEAD_GAIN = 4.0
 _UNREADABLE_GAIN = 0.05
 _DRAFT_HIDDEN_GAIN = 0.1
 _DRAFT_LAYER_GAIN = 0.05
-_PREFIX = 'model.language_model.'
 _OUTPUT_PROJECTIONS = ('o_proj.weight', 'down_proj.weight')
 
 
@@ -45,9 +46,26 @@ def build_config(spec: Glm5NextSpec, dtype: str, token_ids: Mapping[str, int]) -
 
 
 def _text_config(spec: Glm5NextSpec, dtype: str, token_ids: Mapping[str, int]) -> dict[str, Any]:
-    return {
+    return _sizes(spec) | {
         'model_type': 'glm5_next_text',
         'dtype': dtype,
+        'num_experts_per_tok': 2,
+        'routed_scaling_factor': 2.5,
+        'swiglu_limit': spec.swiglu_limit,
+        'linear_lower_bound': -5.0,
+        'num_key_value_heads': spec.attention_heads,
+        'qk_rope_head_dim': 0,
+        'index_topk': spec.index_top_tokens,
+        'index_share_for_mtp_iteration': True,
+        'max_position_embeddings': _MAX_POSITIONS,
+        'eos_token_id': token_ids[END_OF_TURN],
+        'pad_token_id': token_ids[END_OF_TEXT],
+    }
+
+
+def _sizes(spec: Glm5NextSpec) -> dict[str, Any]:
+    """What the shapes of the weights follow from."""
+    return {
         'vocab_size': VOCAB_SIZE,
         'hidden_size': spec.hidden_size,
         'num_hidden_layers': spec.num_layers,
@@ -56,31 +74,20 @@ def _text_config(spec: Glm5NextSpec, dtype: str, token_ids: Mapping[str, int]) -
         'intermediate_size': spec.intermediate_size,
         'moe_intermediate_size': spec.expert_size,
         'n_routed_experts': spec.num_experts,
-        'num_experts_per_tok': 2,
         'n_shared_experts': 1,
-        'routed_scaling_factor': 2.5,
-        'swiglu_limit': spec.swiglu_limit,
         'linear_num_heads': spec.linear_heads,
         'linear_head_dim': spec.linear_head_dim,
         'linear_conv_kernel_dim': 4,
-        'linear_lower_bound': -5.0,
         'num_attention_heads': spec.attention_heads,
-        'num_key_value_heads': spec.attention_heads,
         'q_lora_rank': spec.q_rank,
         'kv_lora_rank': spec.kv_rank,
         'qk_nope_head_dim': spec.key_dim,
-        'qk_rope_head_dim': 0,
         'v_head_dim': spec.value_dim,
         'index_n_heads': spec.index_heads,
         'index_head_dim': spec.index_dim,
         'index_kpool': 4,
-        'index_topk': spec.index_top_tokens,
         'hc_mult': 4,
         'num_nextn_predict_layers': 1,
-        'index_share_for_mtp_iteration': True,
-        'max_position_embeddings': _MAX_POSITIONS,
-        'eos_token_id': token_ids[END_OF_TURN],
-        'pad_token_id': token_ids[END_OF_TEXT],
     }
 
 
@@ -97,76 +104,16 @@ def build_weights(spec: Glm5NextSpec, readable_tokens: Iterable[int]) -> dict[st
     if spec.draft_follows_target:
         # Next to the embedding of the current token the hidden state adds little, as in the target.
         identity = torch.eye(spec.hidden_size)
-        draft = f'{_PREFIX}layers.{spec.num_layers}.'
+        draft = f'{glm5_next.PREFIX}layers.{spec.num_layers}.'
         weights[f'{draft}eh_proj.weight'] = torch.cat((identity, _DRAFT_HIDDEN_GAIN * identity), dim=1)
         weights[f'{draft}enorm.weight'] = torch.ones(spec.hidden_size)
-        weights[f'{draft}shared_head.norm.weight'] = weights[f'{_PREFIX}norm.weight'].clone()
+        weights[f'{draft}shared_head.norm.weight'] = weights[f'{glm5_next.PREFIX}norm.weight'].clone()
     return weights
 
 
 def weight_shapes(spec: Glm5NextSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield checkpoint name and shape of every weight."""
-    hidden = spec.hidden_size
-    yield f'{_PREFIX}embed_tokens.weight', (VOCAB_SIZE, hidden)
-    yield f'{_PREFIX}norm.weight', (hidden,)
-    yield 'lm_head.weight', (VOCAB_SIZE, hidden)
-    for index, layer_type in enumerate((*spec.layer_types, 'draft')):
-        shapes = dict(_linear_attention(spec) if layer_type == 'linear_attention' else _attention(spec))
-        shapes |= dict(_mlp('mlp', hidden, spec.intermediate_size) if index == 0 else _experts(spec))
-        shapes |= {f'{name}_layernorm.weight': (hidden,) for name in ('input', 'post_attention')}
-        if layer_type == 'draft':
-            shapes |= {f'{name}.weight': (hidden,) for name in ('enorm', 'hnorm', 'shared_head.norm')}
-            shapes['eh_proj.weight'] = (hidden, 2 * hidden)
-        else:
-            for block in ('attn', 'ffn'):
-                shapes |= {f'hc_{block}_fn': (24, 4 * hidden), f'hc_{block}_base': (24,), f'hc_{block}_scale': (3,)}
-        yield from ((f'{_PREFIX}layers.{index}.{name}', shape) for name, shape in shapes.items())
-
-
-def _linear_attention(spec: Glm5NextSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, heads, dim = spec.hidden_size, spec.linear_heads, spec.linear_head_dim
-    for name in 'qkv':
-        yield f'self_attn.{name}_proj.weight', (heads * dim, hidden)
-        yield f'self_attn.{name}_conv1d.weight', (heads * dim, 1, 4)
-    for name in 'fg':
-        yield f'self_attn.{name}_a_proj.weight', (dim, hidden)
-        yield f'self_attn.{name}_b_proj.weight', (heads * dim, dim)
-    yield 'self_attn.b_proj.weight', (heads, hidden)
-    yield 'self_attn.A_log', (heads,)
-    yield 'self_attn.dt_bias', (heads * dim,)
-    yield 'self_attn.o_norm.weight', (dim,)
-    yield 'self_attn.o_proj.weight', (hidden, heads * dim)
-
-
-def _attention(spec: Glm5NextSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, heads = spec.hidden_size, spec.attention_heads
-    yield 'self_attn.q_a_proj.weight', (spec.q_rank, hidden)
-    yield 'self_attn.q_a_layernorm.weight', (spec.q_rank,)
-    yield 'self_attn.q_b_proj.weight', (heads * spec.key_dim, spec.q_rank)
-    yield 'self_attn.kv_a_proj_with_mqa.weight', (spec.kv_rank, hidden)
-    yield 'self_attn.kv_a_layernorm.weight', (spec.kv_rank,)
-    yield 'self_attn.kv_b_proj.weight', (heads * (spec.key_dim + spec.value_dim), spec.kv_rank)
-    yield 'self_attn.o_proj.weight', (hidden, heads * spec.value_dim)
-    yield 'self_attn.indexer.wq_b.weight', (spec.index_heads * spec.index_dim, spec.q_rank)
-    yield 'self_attn.indexer.wk.weight', (spec.index_dim, hidden)
-    yield 'self_attn.indexer.k_norm.weight', (spec.index_dim,)
-    yield 'self_attn.indexer.k_norm.bias', (spec.index_dim,)
-    yield 'self_attn.indexer.weights_proj.weight', (spec.index_heads, hidden)
-    yield 'self_attn.indexer.index_kpool_compress_ape', (4, spec.index_dim)
-    yield 'self_attn.indexer.index_kpool_compress_gate', (spec.index_dim, hidden)
-
-
-def _experts(spec: Glm5NextSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield 'mlp.gate.weight', (spec.num_experts, spec.hidden_size)
-    yield 'mlp.gate.e_score_correction_bias', (spec.num_experts,)
-    for name in (*(f'experts.{i}' for i in range(spec.num_experts)), 'shared_experts'):
-        yield from _mlp(f'mlp.{name}', spec.hidden_size, spec.expert_size)
-
-
-def _mlp(name: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f'{name}.gate_proj.weight', (width, hidden)
-    yield f'{name}.up_proj.weight', (width, hidden)
-    yield f'{name}.down_proj.weight', (hidden, width)
+    return glm5_next.weight_shapes(SimpleNamespace(**_sizes(spec)))
 
 
 def _weight(spec: Glm5NextSpec, name: str, shape: tuple[int, ...]) -> torch.Tensor:

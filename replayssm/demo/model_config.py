@@ -8,6 +8,7 @@ from typing import Any
 
 from replayssm.demo.specs import DemoSpec
 from replayssm.demo.tokenizer import END_OF_TEXT, END_OF_TURN
+from replayssm.random_weights import qwen3_5
 
 _MAX_POSITIONS = 32768
 
@@ -86,9 +87,6 @@ def _mrope_section(num_pairs: int) -> list[int]:
 
 def weight_shapes(folder: Path) -> dict[str, Any]:
     """Return name and shape of every weight that transformers expects for the config.json in `folder`."""
-    import torch
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoConfig
 
-    with torch.device('meta'):
-        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
+    return qwen3_5.weight_shapes(AutoConfig.from_pretrained(folder))

@@ -48,6 +48,11 @@ class Fixes:
 class Settings:
     """What `enable` installs.
 
+    Attributes:
+        random_weights: draw weights in place of reading them; for benchmarks.
+        accepted_drafts: share of verify steps that accept 0, 1, 2, ... drafts whatever the target says, empty to
+            verify; for benchmarks.
+
     Raises:
         ValueError: ReplaySSM without the continuation fix, since records behind a checkpoint cannot be taken back; or
             the continuation fix without the mrope fix, since a recomputed history needs positions of its own length.
@@ -55,6 +60,8 @@ class Settings:
 
     replay: ReplayConfig | None = None
     fixes: Fixes = field(default_factory=Fixes)
+    random_weights: bool = False
+    accepted_drafts: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.replay is not None and not self.fixes.continuation:
@@ -119,10 +126,22 @@ def enable(settings: Settings | ReplayConfig) -> None:
         if settings.replay is not None:
             step.install(_patches)
             recurrent.install(_patches)
+        _install_for_benchmarks(settings)
     except BaseException:
         _patches.undo()
         raise
     _settings = settings
+
+
+def _install_for_benchmarks(settings: Settings) -> None:
+    if settings.random_weights:
+        from replayssm.patch import random_weights
+
+        random_weights.install(_patches)
+    if settings.accepted_drafts:
+        from replayssm.patch import forced_acceptance
+
+        forced_acceptance.install_everywhere(_patches, settings.accepted_drafts)
 
 
 def disable() -> None:

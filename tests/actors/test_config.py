@@ -51,6 +51,11 @@ MODEL = {'name': 'demo', 'demo': 'tiny'}
             'worker.autoscaling: max_replicas is 2; give at least min_replicas=3',
             id='most-below-least',
         ),
+        pytest.param(
+            {'model': MODEL, 'engine': {'speculative': {'num_tokens': 2, 'accepted': [0.5, 0.5]}}},
+            'engine.speculative: accepted: got (0.5, 0.5); give 3 shares, not all zero',
+            id='shares-of-other-drafts',
+        ),
         pytest.param({'model': {'name': 'x'}}, 'set exactly one of them', id='no-checkpoint'),
         pytest.param({}, 'model: required, but not given', id='no-model'),
         pytest.param(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.config import EngineConfig, ModelConfig
-from actors.engine import EngineUnhealthy, TokenEngine
+from actors.engine import ChangeRefused, EngineUnhealthy, TokenEngine
 from actors.messages import GenerateRequest, Lease
 from replayssm import demo
 
@@ -107,3 +107,10 @@ async def test_a_dead_engine_loop_is_noticed() -> None:
         await made.check(timeout_s=5.0)
     await asyncio.to_thread(made.close, LIVENESS_S)
     assert made.state == 'failed'
+
+
+async def test_random_weights_cannot_be_read_again() -> None:
+    model = ModelConfig(name='x', path='/none', random_weights=True)
+    made = TokenEngine(model, EngineConfig(device='cpu', num_gpu_blocks=1), stall_timeout_s=1.0)
+    with pytest.raises(ChangeRefused, match=r'model\.random_weights is true'):
+        await made.reload()

@@ -1,6 +1,7 @@
-"""LMDeploy's engine with and without ReplaySSM on one GPU, on random weights of Qwen3.5-35B-A3B's real shape.
+"""LMDeploy's engine with and without ReplaySSM on one GPU, on random weights of a real model's shape.
 
     python -m tests.bench.bench_engine run --replay --drafts 3 --batch 64 --out arm.json     one arm, one JSON
+    python -m tests.bench.bench_engine run --model glm-5.3-flash --shard 4 --fp8 --out arm.json
     python -m tests.bench.bench_engine table docs/data/engine_*.json                         the deltas
 
 Arms run in processes of their own; alternate their order and compare only figures of one machine and one run.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -19,6 +21,8 @@ from typing import Annotated, Any
 
 import torch
 import typer
+
+from tests.bench.shapes import METHODS, MODELS, write_config
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 
@@ -30,62 +34,30 @@ ACCEPTANCE = {
     'mix': (0.1, 0.1, 0.1, 0.7),
 }
 """Shares of verify steps that accept 0, 1, 2, 3 drafts; the mix has a mean of 2.4."""
+IN_LMDEPLOY = frozenset({'qwen3.5-35b-a3b'})
+"""Models that LMDeploy runs without this package."""
+_FIRST_MODEL = {'model': 'qwen3.5-35b-a3b', 'shard': 1, 'fp8': False, 'eager': False}
+"""What files say that were written when there was one model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One measured configuration."""
 
+    model: str
     replay: bool
     drafts: int
     batch: int
     layers: int
+    shard: int
+    fp8: bool
+    eager: bool
     tokens_in: int
     tokens_out: int
     kv_blocks: int
     acceptance: str
     record_dtype: str
     checkpoint_dtype: str
-
-
-def write_config(path: Path, layers: int) -> None:
-    """Write the config.json of a Qwen3.5-35B-A3B with `layers` layers; transformers' defaults are that model."""
-    from transformers import Qwen3_5MoeConfig
-
-    config = Qwen3_5MoeConfig().to_dict()
-    text = config['text_config']
-    rope = {'rope_type': 'default', 'rope_theta': 10_000_000, 'partial_rotary_factor': 0.25}
-    text |= {
-        'num_hidden_layers': layers,
-        'layer_types': text['layer_types'][:layers],
-        'mtp_num_hidden_layers': 1,
-        'mtp_use_dedicated_embeddings': False,
-        'attn_output_gate': True,
-        'full_attention_interval': 4,
-        'max_position_embeddings': 262144,
-        'dtype': 'bfloat16',
-        'rope_parameters': rope | {'mrope_section': [11, 11, 10], 'mrope_interleaved': True},
-    }
-    config |= {'architectures': ['Qwen3_5MoeForConditionalGeneration'], 'dtype': 'bfloat16'}
-    path.mkdir(parents=True, exist_ok=True)
-    (path / 'config.json').write_text(json.dumps(config))
-
-
-@torch.inference_mode()
-def fill_random(model: torch.nn.Module, *_: Any, **__: Any) -> None:
-    """Stand-in for LMDeploy's `load_model_weights`: norms 1, A_log 0, everything else N(0, 0.02)."""
-    from lmdeploy.pytorch.weight_loader import model_weight_loader
-
-    generator = torch.Generator('cuda').manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if 'A_log' in name:
-            parameter.data.zero_()
-        elif 'norm' in name and parameter.dim() == 1:
-            parameter.data.fill_(1.0)
-        elif parameter.dtype.is_floating_point:
-            parameter.data.normal_(0, 0.02, generator=generator)
-    model.eval()
-    model_weight_loader.process_weights_after_loading(model)
 
 
 class MemoryPeak(threading.Thread):
@@ -105,7 +77,7 @@ class MemoryPeak(threading.Thread):
             time.sleep(0.02)
 
 
-async def generate_all(engine: Any, arm: Arm, tokens_out: int, seed: int) -> dict[str, float]:
+async def generate_all(engine: Any, arm: Arm, vocabulary: int, tokens_out: int, seed: int) -> dict[str, float]:
     """As many greedy requests as the batch holds; throughput, mean TTFT and mean TPOT."""
     from lmdeploy.messages import GenerationConfig
 
@@ -125,7 +97,8 @@ async def generate_all(engine: Any, arm: Arm, tokens_out: int, seed: int) -> dic
         per_token_s.append((time.perf_counter() - first) / max(count - 1, 1))
         counts.append(count)
 
-    prompts = [torch.randint(100, 200_000, (arm.tokens_in,), generator=generator).tolist() for _ in range(arm.batch)]
+    size, top = (arm.tokens_in,), min(vocabulary, 200_000)
+    prompts = [torch.randint(100, top, size, generator=generator).tolist() for _ in range(arm.batch)]
     begin = time.perf_counter()
     await asyncio.gather(*(one(seed * 10_000 + i, prompt) for i, prompt in enumerate(prompts, 1)))
     elapsed_s = time.perf_counter() - begin
@@ -146,11 +119,13 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
 
     from replayssm import patch
     from replayssm.config import ReplayConfig
+    from replayssm.patch import Settings
     from replayssm.patching import Patches
     from tests.bench import forced_acceptance
+    from tests.bench.random_weights import fill_random
 
-    path = Path('/tmp/bench_engine') / f'layers{arm.layers}'
-    write_config(path, arm.layers)
+    path = Path(tempfile.mkdtemp(prefix='bench-engine-'))
+    text = write_config(path, arm.model, arm.layers, arm.shard, arm.fp8)['text_config']
     patches = Patches()
     for module in (agent, proposers):
         patches.set(module, 'load_model_weights', fill_random)
@@ -159,6 +134,9 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
     if arm.replay:
         config = ReplayConfig(16, arm.checkpoint_dtype, arm.record_dtype)  # type: ignore[arg-type]
         patch.enable(config)
+    elif arm.model not in IN_LMDEPLOY:
+        patch.enable(Settings(replay=None))
+    drafts = SpeculativeConfig(METHODS[arm.model], num_speculative_tokens=arm.drafts) if arm.drafts else None
     memory = MemoryPeak()
     memory.start()
     begin = time.perf_counter()
@@ -174,13 +152,15 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
             language_model_only=True,
             num_gpu_blocks=arm.kv_blocks,
             cudagraph_capture_batch_sizes=[arm.batch],
+            eager_mode=arm.eager,
         ),
-        speculative_config=SpeculativeConfig('qwen3_5_mtp', num_speculative_tokens=arm.drafts) if arm.drafts else None,
+        speculative_config=drafts,
     )
     start_s = time.perf_counter() - begin
     engine.start_loop()
-    await generate_all(engine, arm, 16, seed=1)
-    runs = [await generate_all(engine, arm, arm.tokens_out, seed=2 + i) for i in range(repeats)]
+    vocabulary = text['vocab_size']
+    await generate_all(engine, arm, vocabulary, 16, seed=1)
+    runs = [await generate_all(engine, arm, vocabulary, arm.tokens_out, seed=2 + i) for i in range(repeats)]
     cache = engine.executor.cache_config
     state_bytes = engine.executor.model_agent.state_cache_engine.allocation.nbytes
     stats = asdict(await patch.collect(engine)) if arm.replay else None
@@ -209,10 +189,14 @@ def versions() -> dict[str, str]:
 @app.command()
 def run(
     out: Annotated[Path, typer.Option(help='JSON file to write.')],
+    model: Annotated[str, typer.Option(help=', '.join(MODELS))] = 'qwen3.5-35b-a3b',
     replay: bool = False,
     drafts: int = 0,
     batch: int = 256,
-    layers: int = 40,
+    layers: Annotated[int, typer.Option(help='The first ones; 0 for all.')] = 0,
+    shard: Annotated[int, typer.Option(help="Widths of one of so many ranks; 1 for the model's own.")] = 1,
+    fp8: Annotated[bool, typer.Option('--fp8', help='Weights in FP8, in blocks of 128 x 128.')] = False,
+    eager: Annotated[bool, typer.Option('--eager', help='No CUDA graphs.')] = False,
     tokens_in: int = 1024,
     tokens_out: int = 256,
     kv_blocks: Annotated[int, typer.Option(help='KV blocks of 64 tokens; 0 fills the memory.')] = 0,
@@ -224,8 +208,9 @@ def run(
     """Measure one arm."""
     os.environ['LMDEPLOY_FP32_MAMBA_SSM_DTYPE'] = str(int(checkpoint_dtype == 'float32'))
     os.environ.setdefault('LMDEPLOY_ENABLE_CHECK_ENV', '0')
-    arm = Arm(replay, drafts, batch, layers, tokens_in, tokens_out, kv_blocks, acceptance, record_dtype,
-              checkpoint_dtype)  # fmt: skip
+    count = layers or MODELS[model](None, 1)['text_config']['num_hidden_layers']
+    arm = Arm(model, replay, drafts, batch, count, shard, fp8, eager, tokens_in, tokens_out, kv_blocks, acceptance,
+              record_dtype, checkpoint_dtype)  # fmt: skip
     result = asyncio.run(measure(arm, repeats))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1))
@@ -238,11 +223,13 @@ def run(
 def table(files: list[Path]) -> None:
     """Print ON against OFF for every pair of arms that differ in nothing else."""
     results = [json.loads(file.read_text()) for file in files]
-    keys = ('drafts', 'batch', 'kv_blocks', 'acceptance', 'tokens_in', 'tokens_out', 'checkpoint_dtype', 'layers')
+    differing = ('replay', 'record_dtype')
+    for result in results:
+        result['arm'] = _FIRST_MODEL | result['arm']
     print('arm | tok/s | TPOT | TTFT | state GiB | NVML peak GiB | KV blocks')
     for off in (r for r in results if not r['arm']['replay']):
         for on in (r for r in results if r['arm']['replay']):
-            if all(off['arm'][key] == on['arm'][key] for key in keys):
+            if all(value == on['arm'][key] for key, value in off['arm'].items() if key not in differing):
                 print(_row(off, on))
 
 
@@ -259,7 +246,8 @@ def _row(off: dict[str, Any], on: dict[str, Any]) -> str:
         return f'{before:.2f} -> {after:.2f} ({after - before:+.2f})'
 
     arm = on['arm']
-    name = f'drafts {arm["drafts"]}, batch {arm["batch"]}, {arm["acceptance"]}, records {arm["record_dtype"]}'
+    shape = f'{arm["model"]}, {arm["layers"]} layers, 1/{arm["shard"]}{", fp8" * arm["fp8"]}{", eager" * arm["eager"]}'
+    name = f'{shape}, drafts {arm["drafts"]}, batch {arm["batch"]}, {arm["acceptance"]}, records {arm["record_dtype"]}'
     columns = [name, change('output_tokens_per_s', max), change('tpot_s', min), change('ttft_s', min)]
     columns += [gib('state_bytes'), gib('nvml_peak_bytes'), f'{off["kv_blocks"]} -> {on["kv_blocks"]}']
     return ' | '.join(columns)
