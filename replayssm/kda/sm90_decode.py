@@ -8,6 +8,7 @@ and the outputs. A flushing row rewrites its tile in place.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from triton.experimental import gluon
@@ -16,20 +17,34 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from replayssm.gdn.operands import Dims
 from replayssm.gdn.sm90_decode import Tiling, load_cursor, tile_descriptor
-from replayssm.gdn.sm90_ring import load_deltas, project_records, request_tile
-from replayssm.gdn.sm90_tiles import row_layout, sigmoid, wrap
+from replayssm.gdn.sm90_ring import project_records, request_tile
+from replayssm.gdn.sm90_tiles import row_layout, sigmoid
 from replayssm.gdn.sm90_window import BK, load_values, solve_window
-from replayssm.kda.sm90_ring import fold, fold_keys, load_record_rows, project_checkpoint, project_keys
+from replayssm.kda.sm90_ring import (
+    fold,
+    fold_keys,
+    load_deltas,
+    load_record_rows,
+    newest_first,
+    project_checkpoint,
+    token_weights,
+    window_weights,
+)
 from replayssm.kda.sm90_window import (
+    exp2,
     inverse_norms,
     load_rows,
     load_vectors,
+    log2_gate,
     store_factors,
     store_logits,
     store_window,
     window_gates,
+    window_products,
 )
 from replayssm.layout import LayerState
+
+LOG2E = gl.constexpr(math.log2(math.e))
 
 
 @gluon.jit
@@ -83,7 +98,8 @@ def _replay_kernel(
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     WIN: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [gl.num_warps(), 1], [1, 0])
-    SEQ: gl.constexpr = gl.BlockedLayout([J, 1], [1, 32], [1, gl.num_warps()], [1, 0])
+    SEQ: gl.constexpr = gl.BlockedLayout([J // 4, 4], [4, 8], [1, gl.num_warps()], [1, 0])
+    KEYS: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
 
     i_v = gl.program_id(0) * BV
@@ -96,7 +112,6 @@ def _replay_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [NC + 1, 1], mbarrier.MBarrierLayout())
     factors = gl.allocate_shared_memory(gl.float32, [N * N], VECTOR)
     sums = gl.allocate_shared_memory(gl.float32, [K], VECTOR)
-    folded = gl.allocate_shared_memory(gl.float32, [J, K], gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
     for c in gl.static_range(NC + 1):
         mbarrier.init(ready.index(c), count=1)
     if slot >= 0:
@@ -110,12 +125,15 @@ def _replay_kernel(
     betas = ()
     for i in gl.static_range(T):
         betas = betas + (sigmoid(gl.load(b + i_b * stride_bb + i_hv + i * stride_bt).to(gl.float32)),)
-    rate = gl.load(neg_exp_a + i_hv)
+    rate = gl.load(neg_exp_a + i_hv) * LOG2E
+    lower_bound = lower_bound * LOG2E
     o_n = gl.arange(0, N, gl.SliceLayout(1, WIN))
     o_c = gl.arange(0, BK, gl.SliceLayout(0, WIN))
     o_k = gl.arange(0, K, gl.SliceLayout(0, SEQ))
     p_bias = dt_bias + i_hv * K
     bias = gl.load(p_bias + o_k).to(gl.float32)
+    own_key, own_query = gl.load(p_k + o_k), gl.load(q + i_b * stride_qb + i_h * K + o_k)
+    own_logits = gl.load(a + i_b * stride_ab + i_hv * K + o_k)
     ROW: gl.constexpr = gl.SliceLayout(1, ROWS)
     b_v = load_values(v + i_b * stride_vb + i_hv * V + i_v, stride_vt, BV, T, ROW)
     p_out = out + (i_b * T * HV + i_hv) * V + i_v
@@ -126,27 +144,28 @@ def _replay_kernel(
         p_key_norm = key_norm + i_s * slot_key_norm + i_h * R
         p_gate = gate + i_s * slot_gate + i_hv * (R * K)
         p_delta = delta + i_s * slot_delta + i_hv * (R * V) + i_v
-        # a dead row repeats the newest live row's address under weight zero: no mask, no traffic, no NaN
+        # a dead row repeats the oldest live row's address under weight zero: no mask, no traffic, no NaN
         last = gl.maximum(valid, 1) - 1
         o_j = gl.arange(0, J, gl.SliceLayout(1, SEQ))
-        row_j = wrap(read_row + gl.minimum(o_j, last), R)
+        row_j = newest_first(o_j, read_row, last, R)
         keys = load_record_rows(p_key, row_j, K, SEQ)
         norm_j = gl.load(p_key_norm + row_j)
-        behind = load_record_rows(p_gate, wrap(read_row + gl.minimum(o_j + 1, last), R), K, SEQ)
+        newer = load_record_rows(p_gate, newest_first(gl.maximum(o_j - 1, 0), read_row, last, R), K, SEQ)
         first = gl.load(p_gate + read_row * K + o_k)
         b_d = load_deltas(p_delta, read_row, last, R, V, BV, J, A)
         # Nothing ever arrives here and phase 1 is open. The wait ends the basic block: without it ptxas puts the first
         # use of a load before the last load is issued.
         mbarrier.wait(ready.index(NC), 1)
 
-        fold_keys(folded, sums, keys, norm_j, behind, first, bias, rate, lower_bound, valid, BOUNDED)
+        rows, whole = fold_keys(keys, norm_j, newer, first, bias, rate, lower_bound, valid, BOUNDED)
+        sums.store(whole)
         norm_n = inverse_norms(x, WIN)
         scale_n = norm_n * scale
         for i in gl.static_range(T):
             scale_n = gl.where(o_n == i, norm_n * betas[i], scale_n)
         products = ()
         for _ in gl.static_range(T):
-            products = products + (gl.zeros([N], gl.float32, gl.SliceLayout(1, WIN)),)
+            products = products + (gl.zeros([N, BK], gl.float32, WIN),)
         x_window, x_checkpoint = (), ()
         for c in gl.static_range(NC):
             b_bias = gl.load(p_bias + c * BK + o_c).to(gl.float32)
@@ -154,11 +173,10 @@ def _replay_kernel(
             raw = x[c].to(gl.float32)
             added = ()
             for i in gl.static_range(T):
-                decay = gl.exp(gl.minimum(gate_n - gate_t[i][None, :], 0.0))
-                added = added + (products[i] + gl.sum(raw * tokens[i][c].to(gl.float32)[None, :] * decay, 1),)
+                added = added + (products[i] + window_products(raw, tokens[i][c], gate_n, gate_t[i], T),)
             products = added
-            decayed = raw * gl.exp(gate_n) * scale_n[:, None]
-            whole = gl.exp(sums.slice(c * BK, BK).load(gl.SliceLayout(0, WIN)))
+            decayed = raw * exp2(gate_n) * scale_n[:, None]
+            whole = exp2(sums.slice(c * BK, BK).load(gl.SliceLayout(0, WIN)))
             x_window = x_window + (decayed,)
             x_checkpoint = x_checkpoint + (decayed * whole[None, :],)
         store_factors(factors, products, norm_n, scale_n, betas, o_n, T)
@@ -169,10 +187,19 @@ def _replay_kernel(
 
         if b_d.dtype == gl.bfloat16:
             b_d = gl.convert_layout(gl.permute(b_d, [1, 0]), A)
-        weights = project_keys(folded, x_window, MMA)
-        y = project_records(b_d, gl.permute(weights, [1, 0]), valid, MMA)
+        if T == 1:
+            own = exp2(log2_gate(own_logits, bias, rate, lower_bound, BOUNDED))
+            columns = (own_key.to(gl.float32) * own, own_query.to(gl.float32) * own)
+            c_j = token_weights(rows, columns, scale_n, MMA)
+        else:
+            folded = gl.allocate_shared_memory(gl.float32, [J, K], KEYS, rows)
+            c_j = window_weights(folded, x_window, MMA)
+        y = project_records(b_d, gl.permute(c_j, [1, 0]), valid, MMA)
         y += project_checkpoint(tiles, ready, x_checkpoint, BV, EXACT, MMA)
         if flush > 0:
+            if T == 1:
+                # allocated where it is needed, so that three programs fit an SM
+                folded = gl.allocate_shared_memory(gl.float32, [J, K], KEYS, rows)
             p_tile = checkpoint + i_s * slot_checkpoint + (i_hv * V + i_v) * K
             fold(tiles, p_tile, folded, sums, b_d, MMA)
         solve_window(gl.convert_layout(y, ROWS), b_v, factors, p_out, p_delta, write_row, length, HV * V, T, R, V, ROWS)

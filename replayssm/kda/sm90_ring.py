@@ -7,9 +7,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from replayssm.gdn.sm90_tiles import dot_tf32x3, from_fragment_columns, split2, split3, to_fragment_columns
+from replayssm.gdn.sm90_tiles import dot_tf32x3, from_fragment_columns, split2, split3, to_fragment_columns, wrap
 from replayssm.gdn.sm90_window import BK
-from replayssm.kda.sm90_window import log_gate
+from replayssm.kda.sm90_window import exp2, log2_gate, operand_parts
 
 
 @gluon.jit
@@ -19,76 +19,126 @@ def _add(x, y):
 
 @gluon.jit
 def load_record_rows(p, row, K: gl.constexpr, SEQ: gl.constexpr):
-    """Ring rows `row` [J] as a tile [J, K] whose columns lie each in one thread's registers."""
+    """Ring rows `row` [J] as a tile [J, K]."""
     o_k = gl.arange(0, K, gl.SliceLayout(0, SEQ))
     return gl.load(p + row[:, None] * K + o_k[None, :])
 
 
 @gluon.jit
-def fold_keys(folded, sums, keys, norm_j, logits, first, bias, neg_exp_a, lower_bound, valid, BOUNDED: gl.constexpr):
-    """Bring the committed keys [J, K] to the window's start: `folded` in shared memory becomes e^(G_m - G_j) k_j.
+def load_deltas(
+    p_delta, read_row, last, R: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, J: gl.constexpr, A: gl.constexpr
+):
+    """Records d, the newest first: fp32 as the A operand [BV, J], bf16 as [J, BV] in 16-byte pieces."""
+    if p_delta.dtype.element_ty == gl.bfloat16:
+        WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BV, BV // 8], [gl.num_warps(), 1], [1, 0])
+        row = newest_first(gl.arange(0, J, gl.SliceLayout(1, WIDE)), read_row, last, R)
+        o_v = gl.arange(0, BV, gl.SliceLayout(0, WIDE))
+        b_d = gl.load(p_delta + row[:, None] * V + o_v[None, :])
+    else:
+        o_v = gl.arange(0, BV, gl.SliceLayout(1, A))
+        row = newest_first(gl.arange(0, J, gl.SliceLayout(0, A)), read_row, last, R)
+        b_d = gl.load(p_delta + row[None, :] * V + o_v[:, None])
+    return b_d
 
-    `logits` are those of the row behind each record and `first` [K] the oldest record's own, so that the exponents are
-    sums from the newest record back. `sums` in shared memory becomes G_m [K].
+
+@gluon.jit
+def newest_first(o_j, read_row, last, R: gl.constexpr):
+    """Ring row of the j-th newest record; past the oldest it is the oldest again, whose weight there is zero."""
+    return wrap(read_row + gl.maximum(last - o_j, 0), R)
+
+
+@gluon.jit
+def fold_keys(keys, norm_j, logits, first, bias, rate, lower_bound, valid, BOUNDED: gl.constexpr):
+    """Bring the committed keys [J, K], the newest first, to the window's start: e^(G_m - G_j) k_j; and log2 e^G_m [K].
+
+    `logits` are those of the next newer record and `first` [K] the oldest record's own, so that the exponents are sums
+    from the newest record back, as prefix sums: a reverse scan would shuffle every number ten times.
     """
     J: gl.constexpr = keys.shape[0]
     SEQ: gl.constexpr = keys.type.layout
     o_j = gl.arange(0, J, gl.SliceLayout(1, SEQ))
-    g = log_gate(logits, bias[None, :], neg_exp_a, lower_bound, BOUNDED)
-    g = gl.where((o_j + 1 < valid)[:, None], g, 0.0)
-    after = gl.associative_scan(g, 0, _add, reverse=True)
-    oldest = gl.sum(gl.where((o_j == 0)[:, None], after, 0.0), 0)
-    own = log_gate(first, bias, neg_exp_a, lower_bound, BOUNDED)
-    sums.store(gl.where(valid > 0, oldest + own, 0.0))
-    rows = keys.to(gl.float32) * gl.exp(after) * norm_j[:, None]
-    folded.store(gl.where((o_j < valid)[:, None], rows, 0.0))
+    g = log2_gate(logits, bias[None, :], rate, lower_bound, BOUNDED)
+    g = gl.where(((o_j > 0) & (o_j < valid))[:, None], g, 0.0)
+    after = gl.associative_scan(g, 0, _add)
+    own = log2_gate(first, bias, rate, lower_bound, BOUNDED)
+    whole = gl.where(valid > 0, gl.sum(g, 0) + own, 0.0)
+    rows = keys.to(gl.float32) * exp2(after) * norm_j[:, None]
+    return gl.where((o_j < valid)[:, None], rows, 0.0), whole
 
 
 @gluon.jit
-def project_keys(folded, x, MMA: gl.constexpr):
-    """Folded keys times window rows: [J, N] from `folded` [J, K] and K / BK decayed window tiles x [N, BK]."""
+def token_weights(rows, columns, scale_n, MMA: gl.constexpr):
+    """Folded keys `rows` [J, K] times a single token's key and query, as the B operand [J, N] of the records.
+
+    Two columns are too few for tensor cores that every warp would feed by itself, so that the products are formed in
+    registers, where the keys are. `columns` [K] are decayed but not normalised.
+    """
+    B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+    J: gl.constexpr = rows.shape[0]
+    N: gl.constexpr = scale_n.shape[0]
+    weights = gl.allocate_shared_memory(gl.float32, [J, N], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    for n in gl.static_range(2):
+        weights.slice(n, 1, dim=1).store(gl.sum(rows * columns[n][None, :], 1)[:, None])
+    return weights.load(B) * gl.convert_layout(scale_n, gl.SliceLayout(0, B))[None, :]
+
+
+@gluon.jit
+def window_weights(folded, x, MMA: gl.constexpr):
+    """Folded keys [J, K] in shared memory times K / BK window tiles x [N, BK], as the records' B operand [J, N]."""
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     J: gl.constexpr = folded.shape[0]
     N: gl.constexpr = x[0].shape[0]
     acc = gl.zeros([J, N], gl.float32, MMA)
     for c in gl.static_range(len(x)):
-        rows = folded.slice(c * BK, BK, dim=1).load(A)
-        acc = dot_tf32x3(rows, gl.convert_layout(gl.permute(x[c], [1, 0]), B), acc)
+        keys = folded.slice(c * BK, BK, dim=1).load(A)
+        acc = dot_tf32x3(keys, gl.convert_layout(gl.permute(x[c], [1, 0]), B), acc)
     return gl.convert_layout(acc, B)
 
 
 @gluon.jit
 def project_checkpoint(tiles, ready, x, BV: gl.constexpr, EXACT: gl.constexpr, MMA: gl.constexpr):
-    """S0 x as its tiles land: [BV, N]. Tiles and the decayed window rows x [N, BK] are split into bf16 parts."""
+    """S0 x as its tiles land: [BV, N], from window tiles x [N, BK]. fp32 tiles are split into bf16 parts like x.
+
+    32 columns at a time, since the parts of 64 would leave registers for two programs an SM instead of three.
+    """
     N: gl.constexpr = x[0].shape[0]
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 8)
     B: gl.constexpr = gl.DotOperandLayout(1, MMA, 8)
     acc = gl.zeros([BV, N], gl.float32, MMA)
     rest = gl.zeros([BV, N], gl.float32, MMA)
     for c in gl.static_range(len(x)):
-        columns = gl.convert_layout(gl.permute(x[c], [1, 0]), B)
-        if EXACT:
-            x0, x1, x2 = split3(columns)
-        else:
-            x0, x1 = split2(columns)
+        parts = operand_parts(x[c], B, EXACT)
         mbarrier.wait(ready.index(c), 0)
-        tile = tiles.index(c).reshape([BV, BK])
-        if tile.dtype == gl.bfloat16:
-            s0 = tile.load(A)
-        elif EXACT:
-            s0, s1, s2 = split3(tile.load(A))
-            rest = mma_v2(s2, x0, rest)
-            rest = mma_v2(s1, x1, rest)
-            rest = mma_v2(s1, x0, rest)
-        else:
-            s0, s1 = split2(tile.load(A))
-            rest = mma_v2(s1, x0, rest)
-        if EXACT:
-            rest = mma_v2(s0, x2, rest)
-        rest = mma_v2(s0, x1, rest)
-        acc = mma_v2(s0, x0, acc)
+        for half in gl.static_range(2):
+            b_s = tiles.index(c).reshape([BV, BK]).slice(half * 32, 32, dim=1).load(A)
+            x0, x1 = _half(parts[0], half), _half(parts[1], half)
+            if b_s.dtype == gl.bfloat16:
+                s0 = b_s
+            elif EXACT:
+                s0, s1, s2 = split3(b_s)
+                rest = mma_v2(s2, x0, rest)
+                rest = mma_v2(s1, x1, rest)
+                rest = mma_v2(s1, x0, rest)
+            else:
+                s0, s1 = split2(b_s)
+                rest = mma_v2(s1, x0, rest)
+            if EXACT:
+                rest = mma_v2(s0, _half(parts[2], half), rest)
+            rest = mma_v2(s0, x1, rest)
+            acc = mma_v2(s0, x0, acc)
     return acc + rest
+
+
+@gluon.jit
+def _half(x, half: gl.constexpr):
+    """Rows 32 half.. of a B operand [64, N], in the same registers."""
+    N: gl.constexpr = x.shape[1]
+    LAYOUT: gl.constexpr = x.type.layout
+    first, second = gl.split(gl.permute(x.reshape([2, 32, N]), [1, 2, 0]))
+    if half:
+        first = second
+    return gl.convert_layout(first, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
@@ -111,7 +161,7 @@ def fold(tiles, p_tile, folded, sums, b_d, MMA: gl.constexpr):
                 update = mma_v2(d2, k0, mma_v2(d1, k1, mma_v2(d1, k0, update)))
             update = mma_v2(d0, k0, mma_v2(d0, k1, mma_v2(d0, k2, update)))
             update = gl.convert_layout(from_fragment_columns(update), WIDE, assert_trivial=True)
-            decay = gl.exp(sums.slice(c * BK + half * 32, 32).load(gl.SliceLayout(0, WIDE)))
+            decay = exp2(sums.slice(c * BK + half * 32, 32).load(gl.SliceLayout(0, WIDE)))
             b_s = tiles.index(c).reshape([BV, BK]).slice(half * 32, 32, dim=1).load(WIDE).to(gl.float32)
             # tensor cores truncate their sums, which would be a decay of its own; this one rounds to nearest
             b_s = b_s * decay[None, :] + update

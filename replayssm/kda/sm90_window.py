@@ -12,18 +12,29 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from replayssm.gdn.sm90_tiles import log_gate as softplus_gate
-from replayssm.gdn.sm90_tiles import sigmoid, wrap
+from replayssm.gdn.sm90_tiles import split2, split3, wrap
 from replayssm.gdn.sm90_window import BK, NORM_EPS, token_of
 
 
 @gluon.jit
-def log_gate(a, bias, neg_exp_a, lower_bound, BOUNDED: gl.constexpr):
-    """Log-space gates of raw logits: `reference.gates`."""
+def exp2(x):
+    """2^x in one instruction, within 2^-22; gl.exp spends four more on results that are subnormal."""
+    return gl.inline_asm_elementwise('ex2.approx.ftz.f32 $0, $1;', '=r,r', [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _reciprocal(x):
+    return gl.inline_asm_elementwise('rcp.approx.ftz.f32 $0, $1;', '=r,r', [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def log2_gate(a, bias, rate, lower_bound, BOUNDED: gl.constexpr):
+    """Base-2 logarithms of the gates of raw logits, `reference.gates`; `rate` and `lower_bound` times log2 e."""
     x = a.to(gl.float32) + bias
     if BOUNDED:
-        g = lower_bound * sigmoid(-neg_exp_a * x)
+        g = lower_bound * _reciprocal(1.0 + exp2(rate * x))
     else:
-        g = softplus_gate(x, neg_exp_a)
+        g = softplus_gate(x, rate)
     return g
 
 
@@ -56,16 +67,45 @@ def load_vectors(p, stride_t, T: gl.constexpr, NC: gl.constexpr, WIN: gl.constex
 
 
 @gluon.jit
-def window_gates(logits, c: gl.constexpr, bias, neg_exp_a, lower_bound, o_n, T: gl.constexpr, BOUNDED: gl.constexpr):
-    """Sums of the window's gates on chunk c: T vectors [BK], and by rows of a window tile [N, BK]."""
-    total = log_gate(logits[0][c], bias, neg_exp_a, lower_bound, BOUNDED)
+def window_gates(logits, c: gl.constexpr, bias, rate, lower_bound, o_n, T: gl.constexpr, BOUNDED: gl.constexpr):
+    """Sums of the window's log2 gates on chunk c: T vectors [BK], and by rows of a window tile [N, BK]."""
+    total = log2_gate(logits[0][c], bias, rate, lower_bound, BOUNDED)
     sums = (total,)
     rows, _ = gl.broadcast(total[None, :], o_n[:, None])
     for i in gl.static_range(1, T):
-        total = total + log_gate(logits[i][c], bias, neg_exp_a, lower_bound, BOUNDED)
+        total = total + log2_gate(logits[i][c], bias, rate, lower_bound, BOUNDED)
         sums = sums + (total,)
         rows = gl.where((token_of(o_n, T) >= i)[:, None], total[None, :], rows)
     return sums, rows
+
+
+@gluon.jit
+def window_products(raw, token, gate_n, gate_i, T: gl.constexpr):
+    """x_n k_i e^(G_n - G_i) on a chunk, raw keys and queries [N, BK]; columns that token i does not reach are moot."""
+    product = raw * token.to(gl.float32)[None, :]
+    if T > 1:
+        product = product * exp2(gl.minimum(gate_n - gate_i[None, :], 0.0))
+    return product
+
+
+@gluon.jit
+def operand_parts(x, B: gl.constexpr, EXACT: gl.constexpr):
+    """A window tile [N, BK] as two bf16 parts, or three that are exact, as B operands [BK, N].
+
+    Splitting comes first: before it is copied to every warp there is a quarter of it in a thread.
+    """
+    if EXACT:
+        x0, x1, x2 = split3(x)
+        parts = (_as_operand(x0, B), _as_operand(x1, B), _as_operand(x2, B))
+    else:
+        x0, x1 = split2(x)
+        parts = (_as_operand(x0, B), _as_operand(x1, B))
+    return parts
+
+
+@gluon.jit
+def _as_operand(x, B: gl.constexpr):
+    return gl.convert_layout(gl.permute(x, [1, 0]), B)
 
 
 @gluon.jit
@@ -82,12 +122,12 @@ def inverse_norms(x, WIN: gl.constexpr):
 def store_factors(factors, products, norm_n, scale_n, betas, o_n, T: gl.constexpr):
     """What d_i adds to column n, `gdn.sm90_window.window_factors`' result, row by row into shared memory.
 
-    `products` are T vectors [N], sum_k k_i x_n e^(G_n - G_i) of raw keys and queries.
+    `products` are T tiles [N, BK] that sum along BK to k_i . x_n e^(G_n - G_i), of raw keys and queries.
     """
     N: gl.constexpr = o_n.shape[0]
     for i in gl.static_range(T):
         norm = gl.sum(gl.where(o_n == i, norm_n, 0.0), 0)
-        row = gl.where(token_of(o_n, T) >= i, products[i] * norm * scale_n, 0.0)
+        row = gl.where(token_of(o_n, T) >= i, gl.sum(products[i], 1) * norm * scale_n, 0.0)
         factors.slice(i * N, N).store(gl.where(o_n == i, betas[i], row))
 
 
