@@ -122,10 +122,12 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
     from replayssm.patch import Settings
     from replayssm.patching import Patches
     from tests.bench import forced_acceptance
+    from replayssm.demo.tokenizer import build_tokenizer
     from tests.bench.random_weights import fill_random
 
     path = Path(tempfile.mkdtemp(prefix='bench-engine-'))
     text = write_config(path, arm.model, arm.layers, arm.shard, arm.fp8)['text_config']
+    build_tokenizer().save_pretrained(path)
     patches = Patches()
     for module in (agent, proposers):
         patches.set(module, 'load_model_weights', fill_random)

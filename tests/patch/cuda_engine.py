@@ -112,7 +112,11 @@ async def run(
     from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, SpeculativeConfig
     from lmdeploy.pytorch.engine.engine import Engine
 
+    from replayssm.demo.tokenizer import build_tokenizer
+
     from .logits import recorded_logits
+
+    build_tokenizer().save_pretrained(path)
 
     engine = Engine.from_pretrained(
         str(path),
