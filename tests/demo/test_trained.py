@@ -108,7 +108,7 @@ async def test_logits_stay_near_stock_for_a_thousand_tokens(unpatched: None) -> 
     scale = stock_logits.abs().amax()
     length = min(len(stock_logits), len(replay_logits))
     drift = (stock_logits[:length] - replay_logits[:length]).abs().amax(dim=-1) / scale
-    assert drift.max() < 1e-4
+    assert drift.max() < 1e-5
     # It does not grow with the text.
     assert drift[-256:].mean() < 4 * drift[:256].mean() + 1e-6
 
