@@ -108,7 +108,10 @@ def convert(source: Path, dtype: CheckpointDtype, folder: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns('model.safetensors'), dirs_exist_ok=True)
+    for file in source.iterdir():
+        if file.suffix != '.safetensors':
+            # Contents alone: an installed file may be read-only.
+            shutil.copyfile(file, folder / file.name)
     path = folder / 'config.json'
     path.write_text(path.read_text().replace(f'"dtype": "{SHIPPED_DTYPE}"', f'"dtype": "{dtype}"'))
     tensors = {
