@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CONFIG ?= deploy/local.yaml
-DEMO ?= tiny
+DEMO ?= small
 CASES ?= 10000
 PYTEST_ARGS ?=
 TEST_JOBS ?= 2
@@ -45,7 +45,7 @@ serve: $(STAMP)  ## Serve the demo model on the CPU, or CONFIG=file.
 	$(BIN)/python -m actors.local $(CONFIG)
 
 .PHONY: demo-model
-demo-model: $(STAMP)  ## Write the demo checkpoint DEMO=name and print its folder.
+demo-model: $(STAMP)  ## Print the folder of the demo checkpoint DEMO=name, which is written first when need be.
 	$(BIN)/replayssm demo-model $(DEMO)
 
 .PHONY: demo-corpus

@@ -14,7 +14,7 @@ from replayssm.patch import Fixes, Settings
 
 Device = Literal['cpu', 'cuda']
 Dtype = Literal['auto', 'float32', 'float16', 'bfloat16']
-DemoModel = Literal['tiny', 'odd', 'tp4', 'moe', 'glm', 'glm_odd']
+DemoModel = Literal['small', 'tiny', 'odd', 'tp4', 'moe', 'glm', 'glm_odd']
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0)]
 
@@ -52,7 +52,10 @@ class ModelConfig(_Section):
 
     name: str = Field(min_length=1, description='Name that clients pass as `model`.')
     path: str | None = Field(default=None, description='Directory or hub id of a checkpoint.')
-    demo: DemoModel | None = Field(default=None, description='A small random checkpoint, made on first use.')
+    demo: DemoModel | None = Field(
+        default=None,
+        description='A model of the project: `small` is trained; the others are random, made on first use.',
+    )
     trust_remote_code: bool = Field(default=False, description='Run Python code that comes with the checkpoint.')
     random_weights: bool = Field(
         default=False,

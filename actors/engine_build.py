@@ -11,7 +11,7 @@ from actors.config import EngineConfig, ModelConfig
 
 
 def model_path(model: ModelConfig) -> str:
-    """Return the checkpoint's directory or hub id; a demo model is made when it is not there yet."""
+    """Return the checkpoint's directory or hub id; a random demo model is made when it is not there yet."""
     if model.demo is None:
         assert model.path is not None
         return model.path

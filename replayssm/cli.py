@@ -21,11 +21,11 @@ AsJson = Annotated[bool, typer.Option('--json', help='Print JSON instead of a ta
 
 @app.command('demo-model')
 def demo_model(
-    name: Annotated[str, typer.Argument(help='Which one; an unknown name lists them.')] = 'tiny',
-    dtype: Annotated[str, typer.Option(help='float32 or bfloat16.')] = 'float32',
+    name: Annotated[str, typer.Argument(help='Which one; an unknown name lists them.')] = 'small',
+    dtype: Annotated[str | None, typer.Option(help='float32 or bfloat16; by default as the model comes.')] = None,
     cache_dir: Annotated[Path | None, typer.Option(help='Parent folder; by default in the user cache.')] = None,
 ) -> None:
-    """Write a demo checkpoint, if it is not there yet, and print its folder."""
+    """Print the folder of a demo checkpoint, which is written first when it is not there yet."""
     from replayssm import demo
 
     try:

@@ -1,6 +1,7 @@
-"""Demo checkpoints: tiny random models of the Qwen3.5 and GLM-5.3-Flash architectures, written on first use."""
+"""Demo models: a trained one that comes with this package, and tiny ones with random weights, made on first use."""
 
-from replayssm.demo.checkpoint import CheckpointDtype, ensure, write
+from replayssm.demo.checkpoint import CheckpointDtype, ensure, names, write
 from replayssm.demo.specs import SPECS, DemoSpec, Glm5NextSpec
+from replayssm.demo.trained import TRAINED
 
-__all__ = ['SPECS', 'CheckpointDtype', 'DemoSpec', 'Glm5NextSpec', 'ensure', 'write']
+__all__ = ['SPECS', 'TRAINED', 'CheckpointDtype', 'DemoSpec', 'Glm5NextSpec', 'ensure', 'names', 'write']

@@ -1,4 +1,4 @@
-"""The demo models by name."""
+"""The demo models with random weights, by name."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
 from actors.config import AppConfig, ConfigError, FixesOptions
 from actors.serve_file import load
-from replayssm.demo import SPECS
+from replayssm import demo
 from replayssm.patch import Fixes
 
 DEPLOY = Path(__file__).parents[2] / 'deploy'
@@ -98,7 +98,7 @@ def test_serve_passes_the_typed_model_to_the_builder() -> None:
 
 def test_options_match_those_of_the_mechanism() -> None:
     assert set(FixesOptions.model_fields) == set(Fixes.__dataclass_fields__)
-    for name in SPECS:
+    for name in demo.names():
         AppConfig.model_validate({'model': {'name': 'x', 'demo': name}})
 
 

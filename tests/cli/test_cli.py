@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from replayssm import demo
 from replayssm.cli import app
 
 runner = CliRunner()
@@ -32,7 +33,7 @@ def test_plan_as_json_adds_up() -> None:
         pytest.param(['plan', 'nonsense'], 'qwen3.5-9b', id='unknown model'),
         pytest.param(['plan', '--buffer-len', '99'], 'expected 1..32', id='buffer too long'),
         pytest.param(['plan', '--checkpoint-dtype', 'int8'], "'int8'", id='unknown dtype'),
-        pytest.param(['demo-model', 'nonsense'], 'tiny', id='unknown demo model'),
+        pytest.param(['demo-model', 'nonsense'], 'small, tiny', id='unknown demo model'),
         pytest.param(['demo-model', 'tiny', '--dtype', 'int8'], 'float32', id='unknown demo dtype'),
     ],
 )
@@ -47,3 +48,8 @@ def test_demo_model_prints_the_folder_it_wrote(tmp_path: Path) -> None:
     folder = Path(result.output.strip())
     assert folder.parent == tmp_path
     assert (folder / 'config.json').is_file()
+
+
+def test_demo_model_is_the_trained_one_where_none_is_named() -> None:
+    result = runner.invoke(app, ['demo-model'])
+    assert Path(result.output.strip()) == demo.TRAINED['small']

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
+from replayssm import demo
 from replayssm.demo.training import card, dialogues, documents, export, vocabulary
 from replayssm.demo.training import corpus as corpora
 from replayssm.demo.training.acceptance import Acceptance
@@ -183,17 +184,24 @@ def test_drafts_leave_the_answers_as_they_are(run: Path, cpu_device: None) -> No
     assert answers[0] == answers[1]
 
 
-def test_the_card_says_what_was_measured_and_what_was_not(run: Path) -> None:
-    results = json.loads((run / 'results.json').read_text())
+@pytest.mark.parametrize(
+    ('unmeasured', 'reason'),
+    [({'cuda': 'no time was left'}, 'no time was left'), ({}, 'it was not tried')],
+    ids=['failed', 'missing'],
+)
+def test_the_card_says_what_was_measured_and_what_was_not(unmeasured: dict[str, str], reason: str) -> None:
+    results = json.loads((demo.TRAINED['small'] / card.RESULTS).read_text())
     row = Acceptance('cpu', 'float32', 0.0, 4, 16, (1, 0, 1, 2), 4)
     results |= {
+        'sources': [asdict(Provenance('Python', '3', 'modules', 'PSF-2.0', 'code', 1, 1, 1))],
         'agreement': [0.7, 0.6, 0.5],
         'bits_per_byte': {'prose': 1.5, 'all': 1.25},
         'samples': [{'prompt': 'def f():\n', 'text': '    return\n```', 'ended': True}],
-        'acceptance': {'cpu': [asdict(row)], 'cuda': 'no time was left'},
+        'acceptance': {'cpu': [asdict(row)]} | unmeasured,
     }
     text = card.render(results)
-    assert '| cpu, float32 | 0 | 2.00 | 75% | 75% | 50% | 4 of 4 |' in text
-    assert '| cuda | not measured: no time was left |' in text
+    assert '| cpu, float32 | 0 | 2.00 | 75.0% | 75.0% | 50.0% | 4 of 4 |' in text
+    assert f'| cuda | not measured: {reason}' in text
     assert '| Python | 3 | modules | PSF-2.0 |' in text
+    assert '- Python, PSF-2.0: Copyright' in text
     assert '\n    >>>     return\n    ```\n' in text

@@ -12,65 +12,81 @@ import typer
 
 from replayssm.demo.training.acceptance import from_json
 from replayssm.demo.training.sizes import SIZES
+from replayssm.demo.training.sources import SOURCES
 
 RESULTS = 'results.json'
 CARD = 'README.md'
 PLOT = 'loss.png'
 
+_DEVICES = ('cuda', 'cpu')
 _TEMPLATE = """\
-# Demo model
+# Demo model: {parameters:.1f} M parameters
 
-A language model of {parameters:.1f} M parameters in the dense architecture of Qwen3.5, with its draft layer. It has
-{layers} layers, every fourth of them full attention and the others Gated DeltaNet. It exists so that a server can
-be tried on something that behaves like a model. It knows little, and what it says is often wrong.
+A small language model in the dense architecture of Qwen3.5, with a draft layer for speculative decoding. It exists so
+that a server can be tried on something that behaves like a model. It knows little English and less Python, and what it
+says is often wrong: use it for nothing else.
 
 | | |
 |---|---|
-| gated-delta layers | {spec.key_heads} query and {spec.value_heads} value heads, {spec.key_head_dim} wide |
-| attention layers | {spec.attention_heads} query and {spec.kv_heads} key heads, {spec.attention_head_dim} wide |
-| hidden size, feed-forward | {spec.hidden_size}, {spec.intermediate_size} |
-| vocabulary | {spec.vocab_size}, byte-level BPE learnt from the same text |
-| weights | bfloat16 |
+| layers | {layers}: three Gated DeltaNet, then one full attention, and so on |
+| Gated DeltaNet | {spec.key_heads} query and {spec.value_heads} value heads of {spec.key_head_dim} channels |
+| full attention | {spec.attention_heads} query and {spec.kv_heads} key heads of {spec.attention_head_dim} channels |
+| hidden size, feed-forward size | {spec.hidden_size}, {spec.intermediate_size} |
+| vocabulary | {spec.vocab_size} tokens, byte-level BPE learnt from the training text |
+| weights | bfloat16; engines may compute in float32 |
+| context | trained on {options[length]} tokens; it runs on longer ones, how well has not been measured |
+| licence | Apache 2.0, as the project; notices of the training text are below |
 
 ## Quality
 
-| held-out text | bits per byte |
+Bits that the model needs per byte of text it has not been trained on; fewer is better.
+
+| text | bits per byte |
 |---|---|
 {bits}
 
-Drafts accepted by LMDeploy's engine with ReplaySSM, three at a time, on beginnings of held-out documents and questions
-made of them. A draft counts when all before it were accepted too. Greedy answers of a model this small repeat
-themselves, which is easily drafted; sampled ones show what drafts are worth on other text.
+Drafts accepted by LMDeploy's engine with ReplaySSM, three in a step, while it continued {prompts}
+beginnings of held-out documents and questions made of them. The next columns are the shares of the steps in which the
+first draft, the first two and all three were accepted. Greedy answers (temperature 0) of a model this small repeat
+themselves, which is easily drafted; sampled answers (temperature 1) show what drafts are worth on other text.
 
-| | temperature | accepted of 3 | first | second | third | answers as without drafts |
+| engine | temperature | accepted of 3 | first | two | three | same answers without drafts |
 |---|---|---|---|---|---|---|
 {acceptance}
 
-On held-out text itself, token by token: {agreement} of the first, second and third drafts are the target's first
-choice.
+When the held-out text itself is read token by token, {agreement} of the first, second and third drafts are what the
+model itself would choose.
 
 ## Samples
 
-Greedy.
+Greedy. Behind `>>>` is what the model wrote; `...` means that it was cut off.
 
 {samples}
 
 ## Training
 
-{tokens:.1f} M tokens in {minutes:.1f} minutes on {machine}: windows of {options[length]} tokens, {options[rows]} in a
-batch; Muon for matrices, AdamW for the rest, learning rate {options[learning_rate]}. The draft layer learns the
-target's distribution for three drafts in a row, each from the state that the one before left.
+{minutes:.1f} minutes on one {machine}, {tokens:.1f} M tokens: batches of {options[rows]} windows of {options[length]}
+tokens, Muon for matrices and AdamW for the rest, learning rate {options[learning_rate]}. The loss ended at {loss:.2f}
+nats a token. The draft layer learnt the model's own distribution for three drafts in a row, each from the state that
+the one before left.
 
-![Losses of the target and of the drafts over the tokens trained on](loss.png)
+![Losses of the model and of its drafts over the tokens trained on](loss.png)
 
 ## Text
 
-Free to use, from packages of Debian and PyPI. One document in fifty is held out, and no long block of text is in both
-parts. Dialogues are made of the same documents, beside greetings, counting and sums.
+Free to use and to pass on, from packages of Debian and PyPI. About one document in fifty is held out, and no long block
+of text is in both parts. Dialogues are made of the same documents, beside greetings, counting and sums. Sizes are in
+MB.
 
-| package | version | what | licence | MB | held out |
+| package | version | what | licence | trained on | held out |
 |---|---|---|---|---|---|
 {sources}
+
+## Notices
+
+The weights are no copy of this text, but may repeat passages of it. Its authors:
+
+{notices}
 """
 
 
@@ -97,24 +113,41 @@ def render(results: Mapping[str, Any]) -> str:
         options=results['options'],
         machine=results['machine'],
         tokens=last['tokens'] / 1e6,
+        loss=last['loss'],
         minutes=last['elapsed_s'] / 60,
         bits='\n'.join(f'| {kind} | {rate:.2f} |' for kind, rate in results['bits_per_byte'].items()),
+        prompts=_prompts(results['acceptance']),
         acceptance='\n'.join(_acceptance_rows(results['acceptance'])),
         agreement=', '.join(f'{share:.0%}' for share in results['agreement']),
         samples='\n\n'.join(_quote(sample) for sample in results['samples']),
         sources='\n'.join(_source_row(source) for source in results['sources']),
+        notices='\n'.join(_notices(results['sources'])),
     )
 
 
+def _prompts(measured: Mapping[str, Any]) -> str:
+    """Return how many prompts the engines continued, and by how much."""
+    asked = {(row['prompts'], row['tokens']) for rows in measured.values() if not isinstance(rows, str) for row in rows}
+    return ' or '.join(f'by {tokens} tokens {prompts}' for prompts, tokens in sorted(asked))
+
+
 def _acceptance_rows(measured: Mapping[str, Any]) -> Iterable[str]:
-    for device, rows in measured.items():
+    for device in _DEVICES:
+        rows = measured.get(device, 'it was not tried, or not finished in time')
         if isinstance(rows, str):
             yield f'| {device} | not measured: {rows} | | | | | |'
             continue
         for row in map(from_json, rows):
             cells = [f'{device}, {row.dtype}', f'{row.temperature:g}', f'{row.mean_accepted:.2f}']
             same = '' if row.same_answers is None else f'{row.same_answers} of {row.prompts}'
-            yield f'| {" | ".join([*cells, *(f"{rate:.0%}" for rate in row.rates), same])} |'
+            yield f'| {" | ".join([*cells, *(f"{rate:.1%}" for rate in row.rates), same])} |'
+
+
+def _notices(sources: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    known = {source.package: source.notice for source in SOURCES}
+    for source in sources:
+        if notice := known.get(source['package']):
+            yield f'- {source["package"]}, {source["licence"]}: {notice}'
 
 
 def _quote(sample: Mapping[str, Any]) -> str:

