@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from actors.config import EngineConfig, ModelConfig
+from replayssm import environment
 
 
 def model_path(model: ModelConfig) -> str:
@@ -23,10 +23,7 @@ def model_path(model: ModelConfig) -> str:
 
 def build_engine(model: ModelConfig, config: EngineConfig) -> Any:
     """Load the model and return LMDeploy's `Engine`. Blocks; call it on the thread that will run the engine."""
-    # LMDeploy reads its environment when it is imported; its checker would load torch in a process of its own.
-    os.environ.setdefault('LMDEPLOY_ENABLE_CHECK_ENV', '0')
-    if config.replay.checkpoint_dtype == 'float32':
-        os.environ.setdefault('LMDEPLOY_FP32_MAMBA_SSM_DTYPE', '1')
+    environment.set_defaults(float32_states=config.replay.checkpoint_dtype == 'float32')
     if config.device == 'cpu':
         from replayssm import cpu
 

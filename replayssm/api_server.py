@@ -7,12 +7,12 @@ and `--device cpu`. Without `--enable-replayssm` the engine is LMDeploy's with t
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from replayssm import environment
 from replayssm.config import MAX_BUFFER_LEN, MIN_BUFFER_LEN, ReplayConfig, StateDtype
 from replayssm.patching import Patches
 
@@ -23,16 +23,14 @@ _CPU_MAX_BATCH_SIZE = 16
 
 def main(argv: Sequence[str]) -> None:
     """Serve until interrupted."""
-    # LMDeploy reads its environment when it is imported; its checker would look for a GPU in a process of its own.
-    os.environ.setdefault('LMDEPLOY_ENABLE_CHECK_ENV', '0')
+    environment.set_defaults(float32_states=False)
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
         replay = replay_config(args)
     except ValueError as error:
         parser.error(str(error))
-    if replay is not None and replay.checkpoint_dtype == 'float32':
-        os.environ.setdefault('LMDEPLOY_FP32_MAMBA_SSM_DTYPE', '1')
+    environment.set_defaults(float32_states=replay is not None and replay.checkpoint_dtype == 'float32')
     _install(args, replay)
     _prepare(args)
     args.run(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 from hypothesis import settings
 
 import replayssm.cpu
-from replayssm import demo
+from replayssm import demo, patch
+from replayssm.config import ReplayConfig
 from replayssm.cpu import CpuSettings
 
 CheckpointFactory = Callable[..., Path]
@@ -119,6 +121,23 @@ def cpu_device() -> Iterator[None]:
     replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
     yield
     replayssm.cpu.disable()
+
+
+@pytest.fixture
+def cpu_engine() -> Iterator[None]:
+    """The cpu device type for one test, which leaves no patch and no Ray behind."""
+    replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
+    yield
+    patch.disable()
+    replayssm.cpu.disable()
+    if 'ray' in sys.modules:
+        sys.modules['ray'].shutdown()
+
+
+@pytest.fixture
+def replaying_engine(cpu_engine: None) -> None:
+    """The same with ReplaySSM."""
+    patch.enable(ReplayConfig(16))
 
 
 @pytest.fixture

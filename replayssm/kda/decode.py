@@ -14,8 +14,6 @@ from replayssm.layout import LayerState
 __all__ = ['materialise', 'replay_decode', 'select_kernel']
 
 SM90_HEAD_DIMS = (64, 128)
-SM90_HAS_PASSED = False
-"""Whether tests/kda/test_kernels_cuda.py has passed on a Hopper card; until then the portable kernel runs there too."""
 
 
 def replay_decode(
@@ -69,6 +67,4 @@ def select_kernel(
     selection = select_gdn_kernel(device, activation_dtype, dims, slot_stride_bytes, aligned)
     if selection.kernel == 'sm90' and dims.K not in SM90_HEAD_DIMS:
         return Selection('triton', f'key dimension {dims.K}')
-    if selection.kernel == 'sm90' and not SM90_HAS_PASSED:
-        return Selection('triton', 'the Hopper kernel has not passed its tests on a card yet')
     return selection

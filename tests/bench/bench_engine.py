@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from replayssm.gpu import GpuReader
 from tests.bench.shapes import METHODS, MODELS, write_config
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
@@ -61,19 +62,16 @@ class Arm:
 
 
 class MemoryPeak(threading.Thread):
-    """Polls the used memory of GPU 0 every 20 ms."""
+    """Polls the used memory of this process's GPU every 20 ms; NVML counts all GPUs of the host."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.peak_bytes = 0
+        self.peak_bytes: int | None = None
 
     def run(self) -> None:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        gpu = GpuReader(torch.device('cuda', 0))
         while True:
-            self.peak_bytes = max(self.peak_bytes, pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            self.peak_bytes = gpu.read().memory_peak_bytes
             time.sleep(0.02)
 
 
@@ -119,10 +117,10 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
 
     from replayssm import patch
     from replayssm.config import ReplayConfig
+    from replayssm.demo.tokenizer import build_tokenizer
     from replayssm.patch import Settings
     from replayssm.patching import Patches
     from tests.bench import forced_acceptance
-    from replayssm.demo.tokenizer import build_tokenizer
     from tests.bench.random_weights import fill_random
 
     path = Path(tempfile.mkdtemp(prefix='bench-engine-'))
@@ -244,6 +242,8 @@ def _row(off: dict[str, Any], on: dict[str, Any]) -> str:
         return f'{before:.4g} -> {after:.4g} ({after / before - 1:+.1%})'
 
     def gib(key: str) -> str:
+        if off[key] is None or on[key] is None:
+            return '-'
         before, after = off[key] / 2**30, on[key] / 2**30
         return f'{before:.2f} -> {after:.2f} ({after - before:+.2f})'
 

@@ -4,7 +4,7 @@
     python -m tests.bench.bench_kda plot docs/data/bench_kda.json          the same figures as a picture
 
 The shape is GLM-5.3-Flash's on one of four GPUs. Figures are medians of CUDA graph replays. Nothing is reported unless
-the kernels' tests pass in the same run. It has not run yet.
+the kernels' tests pass in the same run.
 """
 
 from __future__ import annotations

@@ -12,10 +12,8 @@ import torch
 from lmdeploy.pytorch.backends.default.rejection_sampling import DefaultRejectionSamplingImpl
 from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor
 
-import replayssm.cpu
 from replayssm import patch
 from replayssm.config import ReplayConfig
-from replayssm.cpu import CpuSettings
 from replayssm.patch import Settings
 from replayssm.patching import Patches
 from tests.bench import forced_acceptance
@@ -29,12 +27,7 @@ TOLERANCE = 1e-4
 """Of the largest value: a window and single steps add up in different orders."""
 
 
-@pytest.fixture(autouse=True)
-def cpu_engine() -> Iterator[None]:
-    replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
-    yield
-    patch.disable()
-    replayssm.cpu.disable()
+pytestmark = pytest.mark.usefixtures('cpu_engine')
 
 
 @contextmanager

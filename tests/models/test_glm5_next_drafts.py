@@ -12,10 +12,7 @@ import pytest
 import torch
 from lmdeploy.pytorch.spec_decode.spec_agent import SpecModelAgent
 
-import replayssm.cpu
-from replayssm import demo, patch
-from replayssm.config import ReplayConfig
-from replayssm.cpu import CpuSettings
+from replayssm import demo
 from replayssm.models.glm5_next.indexer import SharedSelection
 from replayssm.patching import Patches
 from tests.patch.engine import EngineOptions, generate, random_prompt, running
@@ -25,13 +22,7 @@ from .draft_reference import DraftReference
 DRAFTS = 3
 
 
-@pytest.fixture(autouse=True)
-def cpu_engine() -> Iterator[None]:
-    replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
-    patch.enable(ReplayConfig(16))
-    yield
-    patch.disable()
-    replayssm.cpu.disable()
+pytestmark = pytest.mark.usefixtures('replaying_engine')
 
 
 class Proposal(NamedTuple):

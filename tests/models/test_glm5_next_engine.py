@@ -10,10 +10,8 @@ import pytest
 import torch
 from lmdeploy.pytorch.spec_decode.spec_agent import SpecModelAgent
 
-import replayssm.cpu
 from replayssm import demo, patch
 from replayssm.config import ReplayConfig
-from replayssm.cpu import CpuSettings
 from replayssm.layout import slot_bytes
 from replayssm.patch import Settings
 from replayssm.patching import Patches
@@ -28,12 +26,7 @@ BOUNDARIES = (1, 3, 4, 5, 8, 17, 20, 65)
 """Around a pool of 4, the 16 tokens that a query attends to at most, a chunk of the delta rule, and a page."""
 
 
-@pytest.fixture(autouse=True)
-def cpu_engine() -> Iterator[None]:
-    replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
-    yield
-    patch.disable()
-    replayssm.cpu.disable()
+pytestmark = pytest.mark.usefixtures('cpu_engine')
 
 
 async def answers(settings: Settings, options: EngineOptions, tokens: int, lengths: tuple[int, ...]) -> Any:

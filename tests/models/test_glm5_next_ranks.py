@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import ray
 import torch
 
-import replayssm.cpu
 from replayssm import patch
-from replayssm.config import ReplayConfig
-from replayssm.cpu import CpuSettings
 from replayssm.stats import ReplayStats
 from tests.patch.engine import EngineOptions, generate, random_prompt, running
 
 from .rank_records import RankRecords, on_ranks, start, stop
 
-
-@pytest.fixture(autouse=True)
-def cpu_engine() -> Iterator[None]:
-    replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
-    patch.enable(ReplayConfig(16))
-    yield
-    patch.disable()
-    replayssm.cpu.disable()
-    ray.shutdown()
-
+pytestmark = pytest.mark.usefixtures('replaying_engine')
 
 TOP_POOLS = 4
 TIE = 1e-5

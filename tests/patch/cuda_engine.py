@@ -49,8 +49,8 @@ def forced_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
     from lmdeploy.pytorch.spec_decode.proposers import base as proposers
     from lmdeploy.pytorch.spec_decode.proposers.deepseek_mtp import DeepseekMTP
 
-    from tests.bench.random_weights import fill_random
     from tests.bench.forced_acceptance import accept
+    from tests.bench.random_weights import fill_random
 
     monkeypatch.setattr(envs, 'fp32_mamba_ssm_dtype', True)
     patches = Patches()

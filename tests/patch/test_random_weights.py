@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import ray
 import torch
 from safetensors import safe_open
 from transformers import AutoConfig
 
-import replayssm.cpu
 from replayssm import demo, patch
 from replayssm.config import ReplayConfig
-from replayssm.cpu import CpuSettings
 from replayssm.patch import Settings
 from replayssm.random_weights import Weight, draw, weights_of
 from tests.bench.shapes import write_config
@@ -27,13 +23,7 @@ from tests.patch.engine import EngineOptions, generate, random_prompt, running
 SETTINGS = Settings(ReplayConfig(16), random_weights=True)
 
 
-@pytest.fixture(autouse=True)
-def cpu_engine() -> Iterator[None]:
-    replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
-    yield
-    patch.disable()
-    replayssm.cpu.disable()
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures('cpu_engine')
 
 
 def without_weights(model: str, folder: Path) -> Path:

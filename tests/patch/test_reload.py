@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import ray
 from lmdeploy.pytorch.engine import Engine
 
-import replayssm.cpu
 from replayssm import demo, patch
 from replayssm.config import ReplayConfig
-from replayssm.cpu import CpuSettings
 from replayssm.patch import Fixes, Settings
 
 from .engine import EngineOptions, Session, generate, random_prompt, running
@@ -23,13 +19,7 @@ PREFIXES = EngineOptions('tp4', prefix_states=8, prefix_interval=16)
 NUM_TOKENS = 24
 
 
-@pytest.fixture(autouse=True)
-def cpu_engine() -> Iterator[None]:
-    replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
-    yield
-    patch.disable()
-    replayssm.cpu.disable()
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures('cpu_engine')
 
 
 @pytest.fixture(scope='module')

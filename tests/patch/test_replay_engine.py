@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
 import torch
 
-import replayssm.cpu
 from replayssm import patch
 from replayssm.config import ReplayConfig
-from replayssm.cpu import CpuSettings
 from replayssm.patch import Fixes, Settings
 from replayssm.plan import RESERVED_SLOTS
 
@@ -26,12 +23,7 @@ DRAFTS = pytest.mark.parametrize('drafts', [0, 3], ids=['plain', 'mtp3'])
 MODELS = pytest.mark.parametrize('model', ['tiny', 'odd'])
 
 
-@pytest.fixture(autouse=True)
-def cpu_engine() -> Iterator[None]:
-    replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
-    yield
-    patch.disable()
-    replayssm.cpu.disable()
+pytestmark = pytest.mark.usefixtures('cpu_engine')
 
 
 async def answers(settings: Settings, options: EngineOptions, tokens: int, lengths: tuple[int, ...] = RAGGED):

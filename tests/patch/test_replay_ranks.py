@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import ray
 from lmdeploy.pytorch.engine import Engine
 
-import replayssm.cpu
 from replayssm import patch
-from replayssm.config import ReplayConfig
-from replayssm.cpu import CpuSettings
 from replayssm.stats import ReplayStats
 
 from .engine import EngineOptions, generate, random_prompt, running
@@ -19,14 +13,7 @@ from .engine import EngineOptions, generate, random_prompt, running
 PROMPTS = [random_prompt(n) for n in (5, 40, 66)]
 
 
-@pytest.fixture(autouse=True)
-def cpu_engine() -> Iterator[None]:
-    replayssm.cpu.enable(CpuSettings(threads_per_rank=1))
-    patch.enable(ReplayConfig(16))
-    yield
-    patch.disable()
-    replayssm.cpu.disable()
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures('replaying_engine')
 
 
 async def settled(engine: Engine) -> ReplayStats:

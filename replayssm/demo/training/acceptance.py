@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from replayssm import environment
 from replayssm.demo.training import corpus as corpora
 from replayssm.demo.training import dialogues
 
@@ -72,8 +72,7 @@ def held_out_prompts(tokenizer: Any, corpus: corpora.Corpus, count: int) -> list
 
 def measure(folder: Path, prompts: Sequence[str], tokens: int, device: str) -> list[Acceptance]:
     """Generate with ReplaySSM in this process: greedily with and without drafts, and sampled with drafts."""
-    os.environ.setdefault('LMDEPLOY_ENABLE_CHECK_ENV', '0')
-    os.environ.setdefault('LMDEPLOY_FP32_MAMBA_SSM_DTYPE', '1')
+    environment.set_defaults(float32_states=True)
     if device == 'cpu':
         from replayssm import cpu
 
