@@ -15,7 +15,8 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from actors.config import ApiConfig, ConfigError
+from actors.config import ApiConfig
+from actors.config_error import ConfigError
 from actors.error_form import error_body
 
 logger = logging.getLogger(__name__)

@@ -1,14 +1,13 @@
-"""The typed form of a deployment's `args`, and errors that say which key is wrong and what was meant."""
+"""The typed form of a deployment's `args`."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from actors.config_error import ConfigError, explain
 from replayssm.config import MAX_BUFFER_LEN, MIN_BUFFER_LEN, ReplayConfig, StateDtype
 from replayssm.patch import Fixes, Settings
 
@@ -26,19 +25,6 @@ def _absolute(path: str) -> str:
 
 
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot work; the message names field, value and remedy, one problem per line."""
-
-
-def nearest(key: str, valid: Iterable[str]) -> str:
-    """Return a hint such as `did you mean 'block_size'?`, or the list of valid keys when none is near."""
-    names = sorted(valid)
-    near = difflib.get_close_matches(key, names, n=3, cutoff=0.6)
-    if near:
-        return 'did you mean ' + ' or '.join(repr(name) for name in near) + '?'
-    return 'valid keys: ' + ', '.join(names)
 
 
 class _Section(BaseModel):
@@ -289,43 +275,9 @@ class AppConfig(_Section):
         try:
             return super().model_validate(obj, **kwargs)
         except ValidationError as error:
-            raise ConfigError(_explain(error)) from None
+            raise ConfigError(explain(error, cls)) from None
 
     @property
     def worker_capacity(self) -> int:
         """Requests that one worker may run at once."""
         return self.router.max_running or self.engine.max_batch_size
-
-
-def _explain(error: ValidationError) -> str:
-    return '\n'.join(_explain_one(detail) for detail in error.errors())
-
-
-def _explain_one(detail: Mapping[str, Any]) -> str:
-    path = tuple(str(part) for part in detail['loc'])
-    where = '.'.join(path) or 'args'
-    if detail['type'] == 'extra_forbidden':
-        return f'{where}: unknown key; {_hint(path)}'
-    if detail['type'] == 'missing':
-        return f'{where}: required, but not given'
-    message = str(detail['msg']).removeprefix('Value error, ')
-    value = '' if isinstance(detail['input'], Mapping) else f'got {detail["input"]!r}; '
-    return f'{where}: {value}{message}'
-
-
-def _hint(path: tuple[str, ...]) -> str:
-    *parents, key = path
-    homes = [home for home, section in _sections(AppConfig) if key in section.model_fields]
-    if homes:
-        return f'{key!r} belongs to ' + ' or '.join(home or 'the top level' for home in homes)
-    here = next(section for home, section in _sections(AppConfig) if home == '.'.join(parents))
-    return nearest(key, here.model_fields)
-
-
-def _sections(section: type[BaseModel], home: str = '') -> Iterable[tuple[str, type[BaseModel]]]:
-    """Yield every section below `section` with its dotted path."""
-    yield home, section
-    for name, field in section.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _sections(kind, f'{home}.{name}'.lstrip('.'))

@@ -11,7 +11,7 @@ from replayssm import environment
 
 
 def model_path(model: ModelConfig) -> str:
-    """Return the checkpoint's directory or hub id; a random demo model is made when it is not there yet."""
+    """Return the checkpoint's directory or hub id; a demo model that does not come with us is made."""
     if model.demo is None:
         assert model.path is not None
         return model.path

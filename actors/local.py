@@ -23,7 +23,8 @@ import pynvml
 import ray
 from ray import serve
 
-from actors.config import AppConfig, ConfigError
+from actors.config import AppConfig
+from actors.config_error import ConfigError
 from actors.drain import drain_proxies
 from actors.placement import place, require
 from actors.ray_start import start_ray

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.config import ConfigError, Device
+from actors.config import Device
+from actors.config_error import ConfigError
 from replayssm.config import CPU_RANK_RESOURCE
 
 Bundle = dict[str, float]

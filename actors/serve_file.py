@@ -16,7 +16,8 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
-from actors.config import AppConfig, ConfigError, nearest
+from actors.config import AppConfig
+from actors.config_error import ConfigError, nearest
 from actors.tls import check_options
 
 DEPLOYMENTS = ('Api', 'Router', 'Worker')

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.config import ConfigError
+from actors.config_error import ConfigError
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ MECHANISM = FOUNDATION | {'conv_state', 'gpu', 'stats'}
 REACHABLE = {
     'config': set(),
     'conv_state': set(),
+    'environment': set(),
     'patching': set(),
     'layout': {'config'},
     'cursor': {'config', 'layout'},
@@ -24,18 +25,18 @@ REACHABLE = {
     'gdn': FOUNDATION,
     'kda': FOUNDATION | {'gdn'},
     'random_weights': set(),
-    'demo': {'config', 'cpu', 'patch', 'random_weights', 'stats'},
+    'demo': {'config', 'cpu', 'environment', 'patch', 'random_weights', 'stats'},
     'plan': {'config', 'layout'},
     'doctor': set(),
     'cpu': MECHANISM | {'executors', 'gdn', 'kda'},
     'executors': MECHANISM | {'cpu', 'patch'},
     'patch': MECHANISM | {'cpu', 'executors', 'gdn', 'kda', 'models', 'random_weights'},
     'models': MECHANISM | {'gdn', 'kda', 'patch'},
-    'api_server': MECHANISM | {'cpu', 'patch'},
+    'api_server': MECHANISM | {'cpu', 'environment', 'patch'},
     'cli': {'config', 'demo', 'doctor', 'plan'},
 }
 """Which parts of `replayssm` each part may import, itself aside; a new part adds its line."""
-SEEN_BY_ACTORS = {'config', 'cpu', 'demo', 'layout', 'patch', 'stats'}
+SEEN_BY_ACTORS = {'config', 'cpu', 'demo', 'environment', 'layout', 'patch', 'stats'}
 NOT_IN_REPLAYSSM = {'actors', 'prometheus_client', 'ray', 'tests'}
 
 

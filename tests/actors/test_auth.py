@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from actors.auth import ApiKeyMiddleware, RequireAdmin, TokenFile
-from actors.config import ConfigError
+from actors.config_error import ConfigError
 from actors.error_form import http_exception_response
 from actors.middleware import RequestScopeMiddleware
 

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
-from actors.config import AppConfig, ConfigError, FixesOptions
+from actors.config import AppConfig, FixesOptions
+from actors.config_error import ConfigError
 from actors.serve_file import load
 from replayssm import demo
 from replayssm.patch import Fixes

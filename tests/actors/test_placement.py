@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from actors.config import ConfigError, Device
+from actors.config import Device
+from actors.config_error import ConfigError
 from actors.placement import Placement, place, require
 from replayssm.config import CPU_RANK_RESOURCE
 

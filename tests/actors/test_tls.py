@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.config import ConfigError
+from actors.config_error import ConfigError
 from actors.serve_file import load
 from actors.tls import check_files
 from tests.actors.certificates import Pair, make_pair
