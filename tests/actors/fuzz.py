@@ -99,7 +99,8 @@ def _fuzz_operation(
     def send(case: Case, data: st.DataObject) -> None:
         _make_answerable(case, model, data)
         try:
-            response = case.call(base_url=url, session=session, timeout=TIMEOUT_S)
+            # Of its own it would verify by the system's certificates, whatever the session says.
+            response = case.call(base_url=url, session=session, timeout=TIMEOUT_S, verify=session.verify)
         except requests.RequestException as error:
             report.statuses[operation.path, 0] += 1
             report.failures.append(f'{error!r}: {case.as_curl_command()}')
