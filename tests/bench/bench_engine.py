@@ -118,9 +118,8 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
     from replayssm import patch
     from replayssm.config import ReplayConfig
     from replayssm.demo.tokenizer import build_tokenizer
-    from replayssm.patch import Settings
+    from replayssm.patch import Settings, forced_acceptance
     from replayssm.patching import Patches
-    from tests.bench import forced_acceptance
     from tests.bench.random_weights import fill_random
 
     path = Path(tempfile.mkdtemp(prefix='bench-engine-'))

@@ -29,6 +29,14 @@ _WARM_UP_S = 5
 _SECONDS = 10
 
 
+def square_s() -> float:
+    """CPU seconds in which Python squares a number and adds it: machines differ by more than commits do."""
+    count = 1_000_000
+    begin = time.process_time()
+    sum(number * number for number in range(count))
+    return (time.process_time() - begin) / count
+
+
 def bench_policy(requests: int = 200_000) -> None:
     """Submit and finish requests of named sessions on eight workers."""
     table = SessionTable(SessionLimits(100_000, 10**9, 3600.0, keeps_state=True))
@@ -45,6 +53,7 @@ def bench_policy(requests: int = 200_000) -> None:
     rate = requests / (time.process_time() - begin)
     what = f'{_WORKERS} workers, named sessions, 16 prefixes each'
     print(f'policy: {rate:,.0f} requests admitted and finished per second of CPU time; {what}')
+    print(f'policy: each takes as long as this machine takes for {1 / rate / square_s():.0f} squares and their sum')
 
 
 def bench_sessions(sessions: int = 1_000_000, history_tokens: int = 64) -> None:

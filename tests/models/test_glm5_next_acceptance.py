@@ -14,9 +14,8 @@ from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor
 
 from replayssm import patch
 from replayssm.config import ReplayConfig
-from replayssm.patch import Settings
+from replayssm.patch import Settings, forced_acceptance
 from replayssm.patching import Patches
-from tests.bench import forced_acceptance
 from tests.patch.engine import EngineOptions, generate, random_prompt, running
 
 from .held_state import Step, recorded_steps

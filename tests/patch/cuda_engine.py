@@ -49,7 +49,7 @@ def forced_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
     from lmdeploy.pytorch.spec_decode.proposers import base as proposers
     from lmdeploy.pytorch.spec_decode.proposers.deepseek_mtp import DeepseekMTP
 
-    from tests.bench.forced_acceptance import accept
+    from replayssm.patch.forced_acceptance import accept
     from tests.bench.random_weights import fill_random
 
     monkeypatch.setattr(envs, 'fp32_mamba_ssm_dtype', True)
@@ -86,7 +86,7 @@ def draft_right_tokens(patches: Patches, drafts: int) -> None:
     from lmdeploy.pytorch.backends.cuda.rejection_sampling import CudaRejectionSamplingImpl
     from lmdeploy.pytorch.spec_decode.proposers.deepseek_mtp import DeepseekMTP
 
-    from tests.bench.forced_acceptance import accept
+    from replayssm.patch.forced_acceptance import accept
 
     @patches.wrap(DeepseekMTP, 'get_outputs')
     async def get_outputs(get: Any, self: Any, *args: Any, **options: Any) -> Any:
