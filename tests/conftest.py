@@ -16,6 +16,7 @@ import replayssm.cpu
 from replayssm import demo, patch
 from replayssm.config import ReplayConfig
 from replayssm.cpu import CpuSettings
+from replayssm.patching import Patches
 
 CheckpointFactory = Callable[..., Path]
 
@@ -138,6 +139,15 @@ def cpu_engine() -> Iterator[None]:
 def replaying_engine(cpu_engine: None) -> None:
     """The same with ReplaySSM."""
     patch.enable(ReplayConfig(16))
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
+    """An engine on a GPU whose weights are random and whose tokens are given, see `forced_tokens`."""
+    from tests.patch.cuda_engine import forced_tokens
+
+    with forced_tokens(monkeypatch) as patches:
+        yield patches
 
 
 @pytest.fixture

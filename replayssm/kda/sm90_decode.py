@@ -132,8 +132,9 @@ def _replay_kernel(
     o_k = gl.arange(0, K, gl.SliceLayout(0, SEQ))
     p_bias = dt_bias + i_hv * K
     bias = gl.load(p_bias + o_k).to(gl.float32)
-    own_key, own_query = gl.load(p_k + o_k), gl.load(q + i_b * stride_qb + i_h * K + o_k)
-    own_logits = gl.load(a + i_b * stride_ab + i_hv * K + o_k)
+    if T == 1:
+        own_key, own_query = gl.load(p_k + o_k), gl.load(q + i_b * stride_qb + i_h * K + o_k)
+        own_logits = gl.load(a + i_b * stride_ab + i_hv * K + o_k)
     ROW: gl.constexpr = gl.SliceLayout(1, ROWS)
     b_v = load_values(v + i_b * stride_vb + i_hv * V + i_v, stride_vt, BV, T, ROW)
     p_out = out + (i_b * T * HV + i_hv) * V + i_v

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 FP8_BLOCK = 128
-_FP8_STD = 32.0
+FP8_STD = 32.0
 """Of the numbers under a scale: far from the 448 that FP8 ends at, and from those that it holds with few bits."""
 _GAIN = 1.25
 """Standard deviation of a layer's outputs over that of its inputs; with 4096 inputs weights are N(0, 0.02)."""
@@ -74,9 +74,9 @@ def draw(weight: Weight, dtype: torch.dtype, generator: torch.Generator) -> Iter
     if not weight.is_fp8:
         yield weight.name, numbers.normal_(mean, std, generator=generator)
         return
-    yield weight.name, numbers.normal_(0, _FP8_STD, generator=generator).to(torch.float8_e4m3fn)
+    yield weight.name, numbers.normal_(0, FP8_STD, generator=generator).to(torch.float8_e4m3fn)
     blocks = [math.ceil(size / FP8_BLOCK) for size in weight.shape]
-    yield f'{weight.name}_scale_inv', torch.full(blocks, std / _FP8_STD, device=generator.device)
+    yield f'{weight.name}_scale_inv', torch.full(blocks, std / FP8_STD, device=generator.device)
 
 
 def _distribution(weight: Weight) -> tuple[float, float]:

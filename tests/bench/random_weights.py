@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from replayssm.random_weights import FP8_STD
+
 STD = 0.02
-_FP8_STD = 32.0
-"""Of the numbers under a scale: far from the 448 that FP8 ends at, and from those that it holds with few bits."""
 
 
 @torch.inference_mode()
@@ -31,12 +31,12 @@ def _fill(name: str, data: torch.Tensor, generator: torch.Generator) -> None:
     if name.endswith(('A_log', 'e_score_correction_bias')):
         data.zero_()
     elif name.endswith('weight_scale_inv'):
-        data.fill_(STD / _FP8_STD)
+        data.fill_(STD / FP8_STD)
     elif 'norm' in name and data.dim() == 1:
         data.fill_(0.0 if name.endswith('.bias') else 1.0)
     elif data.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         # Experts one by one: a copy of all in BF16 would take twice their own memory.
         for part in data if data.dim() > 2 else (data,):
-            part.copy_(torch.empty_like(part, dtype=torch.bfloat16).normal_(0, _FP8_STD, generator=generator))
+            part.copy_(torch.empty_like(part, dtype=torch.bfloat16).normal_(0, FP8_STD, generator=generator))
     elif data.dtype.is_floating_point:
         data.normal_(0, STD, generator=generator)

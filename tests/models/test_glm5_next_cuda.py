@@ -7,7 +7,6 @@ of tokens is tested by itself, against the CPU.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from replayssm.models.glm5_next.paging import build_paging
 from replayssm.patch import Settings
 from replayssm.patching import Patches
 from tests.patch import cuda_engine
-from tests.patch.cuda_engine import PROMPTS, draft_right_tokens, forced_tokens, worst_relative_error
+from tests.patch.cuda_engine import PROMPTS, draft_right_tokens, worst_relative_error
 
 from .small_indexer import BLOCK, HIDDEN, RANK, Caches, decode, local_indexer, step
 
@@ -53,12 +52,6 @@ SPEC = Glm5NextSpec(
     num_experts=4,
     swiglu_limit=10.0,
 )
-
-
-@pytest.fixture
-def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
-    with forced_tokens(monkeypatch) as patches:
-        yield patches
 
 
 async def run(

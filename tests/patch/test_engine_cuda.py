@@ -6,7 +6,6 @@ The model is dense because a router's near ties are no better than those of samp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,9 @@ from replayssm.patch import Settings
 from replayssm.patching import Patches
 
 from . import cuda_engine
-from .cuda_engine import forced_tokens, worst_relative_error
+from .cuda_engine import worst_relative_error
 
 pytestmark = pytest.mark.cuda
-
-
-@pytest.fixture
-def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
-    with forced_tokens(monkeypatch) as patches:
-        yield patches
 
 
 def write_config(path: Path) -> None:
