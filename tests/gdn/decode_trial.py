@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -90,6 +91,15 @@ class Trial:
 
     def gates(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
         return gates(a, b, self.neg_exp_a.to(dtype), self.dt_bias)
+
+    @contextmanager
+    def leaving_other_slots_alone(self) -> Iterator[None]:
+        """Assert that slots which nobody in the batch has are afterwards as they were, NaN included."""
+        others = sorted(set(range(len(self.positions))) - set(self.slots.tolist()))
+        before = [tensor[others].clone() for tensor in self.state]
+        yield
+        for tensor, kept in zip(self.state, before, strict=True):
+            assert torch.equal(tensor[others].nan_to_num(7.0), kept.nan_to_num(7.0))
 
     def step(self, decode: Decode, lengths: torch.Tensor | None = None, accepts: torch.Tensor | None = None) -> float:
         """One forward; returns the relative error of its outputs. Accepts are random, 1..length, unless given."""

@@ -49,14 +49,11 @@ def packed_trial(shape: Shape, batch: int, checkpoint: str = 'float32', record: 
 def test_outputs_equal_the_float64_recurrence(shape: Shape, dtypes: tuple[str, str]) -> None:
     trial = packed_trial(shape, 7, *dtypes)
     trial.slots[3] = -1
-    outside = [0, 4, 8, 9]
-    before = [tensor[outside].clone() for tensor in trial.state]
     bound = BOUND.get(dtypes, 8e-3)
-    for _ in range(3 * (shape.L + shape.T)):
-        assert trial.step(to_float32) < bound
+    with trial.leaving_other_slots_alone():
+        for _ in range(3 * (shape.L + shape.T)):
+            assert trial.step(to_float32) < bound
     assert trial.flushes >= 2 * (trial.batch - 1)
-    for tensor, kept in zip(trial.state, before, strict=True):
-        assert torch.equal(tensor[outside].nan_to_num(7.0), kept.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize('accepts', [(1, 2, 3, 4), (4, 3, 2, 1), (4,), (1,)], ids=str)

@@ -60,13 +60,10 @@ def hopper_card() -> None:
 def test_outputs_equal_the_float64_recurrence(shape: Shape, dtypes: tuple[str, str]) -> None:
     trial = packed_trial(shape, 7, *dtypes)
     trial.slots[3] = -1
-    outside = [0, 4, 8, 9]
-    before = [tensor[outside].clone() for tensor in trial.state]
-    for _ in range(3 * (shape.L + shape.T)):
-        assert trial.step(hopper) < BOUND.get(dtypes, 8e-3)
+    with trial.leaving_other_slots_alone():
+        for _ in range(3 * (shape.L + shape.T)):
+            assert trial.step(hopper) < BOUND.get(dtypes, 8e-3)
     assert trial.flushes >= 2 * (trial.batch - 1)
-    for tensor, kept in zip(trial.state, before, strict=True):
-        assert torch.equal(tensor[outside].nan_to_num(7.0), kept.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize('accepts', [(1, 2, 3, 4), (4, 3, 2, 1), (4,), (1,)], ids=str)
