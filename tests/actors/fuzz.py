@@ -23,6 +23,7 @@ from schemathesis.schemas import APIOperation
 from actors.config import AppConfig
 from actors.local import Deployment, wait_until_ready
 from tests.actors.service.conftest import MODEL
+from tests.patience import LIVENESS_S
 from tests.ports import free_port
 
 MAX_TOKENS = 8
@@ -37,7 +38,6 @@ ANSWERABLE: dict[str, dict[str, Any]] = {
     '/v1/encode': {'input': 'hello'},
 }
 """A body per path that gets an answer, once it names the model."""
-TIMEOUT_S = 60
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ def fuzz(url: str, session: requests.Session, model: str, cases: int, first_seed
     """
     # Otherwise it hides from us whatever has "token" in its name.
     config = SchemathesisConfig.from_dict({'output': {'sanitization': {'enabled': False}}})
-    document = session.get(f'{url}/openapi.json', timeout=TIMEOUT_S).json()
+    document = session.get(f'{url}/openapi.json', timeout=LIVENESS_S).json()
     schema = schemathesis.openapi.from_dict(document, config=config)
     operations = [result.ok() for result in schema.get_all_operations()]
     with_body = [operation for operation in operations if operation.body]
@@ -100,7 +100,7 @@ def _fuzz_operation(
         _make_answerable(case, model, data)
         try:
             # Of its own it would verify by the system's certificates, whatever the session says.
-            response = case.call(base_url=url, session=session, timeout=TIMEOUT_S, verify=session.verify)
+            response = case.call(base_url=url, session=session, timeout=LIVENESS_S, verify=session.verify)
         except requests.RequestException as error:
             report.statuses[operation.path, 0] += 1
             report.failures.append(f'{error!r}: {case.as_curl_command()}')

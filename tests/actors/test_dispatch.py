@@ -17,6 +17,7 @@ from actors.engine import EngineUnhealthy
 from actors.messages import PAUSED, GenerateRequest, TokenEvent, WorkerReport
 from actors.router import Router
 from actors.sessions import unpack
+from tests.patience import LIVENESS_S
 
 PROMPT = [1, 2, 3]
 LENGTH = 6
@@ -126,7 +127,7 @@ class Bench:
 
     async def settled(self) -> Any:
         """Return the router's numbers once the only request has ended."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIVENESS_S):
             while not (stats := await self.router.stats()).finished_total:
                 await asyncio.sleep(0.01)
         assert stats.running == 0
@@ -222,7 +223,7 @@ async def test_it_waits_for_a_worker_to_come_back() -> None:
     await bench.report('a')
     bench.workers.scripts = [[BEGUN, died()]]
     asking = asyncio.create_task(bench.ask())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIVENESS_S):
         while not (await bench.router.stats()).queued:
             await asyncio.sleep(0.01)
     await bench.report('b')

@@ -20,8 +20,8 @@ import yaml
 from actors.config import AppConfig
 from tests.actors.service.conftest import serving
 from tests.actors.test_local import CPU, serve_file
+from tests.patience import LIVENESS_S
 
-LIVENESS_S = 120.0
 CLIENTS = 6
 
 
@@ -90,7 +90,7 @@ async def test_sigterm_under_load(tmp_path: Path) -> None:
         clients = [asyncio.create_task(keep_asking(url, number % 2 == 0, fates)) for number in range(CLIENTS)]
         async with (
             aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(LIVENESS_S)) as http,
-            asyncio.timeout(2 * LIVENESS_S),
+            asyncio.timeout(LIVENESS_S),
         ):
             begun = asyncio.Event()
             long = asyncio.create_task(fate(http, 600, stream=True, begun=begun))
@@ -121,7 +121,7 @@ async def test_the_command_for_a_node_of_a_cluster() -> None:
 
         async with (
             aiohttp.ClientSession(service.url, timeout=aiohttp.ClientTimeout(LIVENESS_S)) as http,
-            asyncio.timeout(2 * LIVENESS_S),
+            asyncio.timeout(LIVENESS_S),
         ):
             begun = asyncio.Event()
             long = asyncio.create_task(fate(http, 3000, stream=True, begun=begun))

@@ -14,8 +14,7 @@ from actors.config import EngineConfig, ModelConfig
 from actors.engine import ChangeRefused, EngineUnhealthy, TokenEngine
 from actors.messages import GenerateRequest, Lease
 from replayssm import demo
-
-LIVENESS_S = 30.0
+from tests.patience import LIVENESS_S
 
 
 class IdleEngine:

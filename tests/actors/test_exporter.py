@@ -13,13 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.exporter import Exporter, start_exporter
 from actors.messages import RouterStats
 from tests.actors import metric_values as values
+from tests.patience import LIVENESS_S
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def get(exporter: Exporter, accept: str = 'text/plain') -> str:
     request = urllib.request.Request(f'http://127.0.0.1:{exporter.port}/metrics', headers={'Accept': accept})
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=LIVENESS_S) as response:
         body: bytes = response.read()
     return body.decode()
 

@@ -16,6 +16,7 @@ from actors import serve_file as serve_file_module
 from actors.config import AppConfig
 from actors.local import count_gpus, open_door, ray_resources
 from replayssm.config import CPU_RANK_RESOURCE
+from tests.patience import LIVENESS_S
 
 DEPLOY_DIR = Path(__file__).parents[2] / 'deploy'
 SERVE_FILES = sorted(path for path in DEPLOY_DIR.rglob('*.yaml') if 'import_path:' in path.read_text())
@@ -71,7 +72,11 @@ def serve_file(path: Path, overrides: tuple[dict[str, object], ...] = (), **appl
 def refuse(path: Path) -> str:
     """Return everything that is said of a file that cannot be served."""
     done = subprocess.run(
-        [sys.executable, '-m', 'actors.local', str(path)], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, '-m', 'actors.local', str(path)],
+        capture_output=True,
+        text=True,
+        timeout=LIVENESS_S,
+        check=False,
     )
     assert done.returncode == 2
     assert 'Traceback' not in done.stderr
@@ -181,6 +186,6 @@ def test_told_to_stop_it_leaves_nothing_behind(tmp_path: Path, number: signal.Si
         assert listening_at(yaml.safe_load(path.read_text())['http_options']['port']) == {'127.0.0.1'}
         started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
-        assert process.wait(timeout=120) == 0
-    _, alive = psutil.wait_procs(started, timeout=60)
+        assert process.wait(timeout=LIVENESS_S) == 0
+    _, alive = psutil.wait_procs(started, timeout=LIVENESS_S)
     assert not alive

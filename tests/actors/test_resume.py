@@ -15,8 +15,8 @@ from actors.engine import TokenEngine
 from actors.generation import Generation
 from actors.messages import GenerateRequest, Lease, TokenEvent
 from replayssm import patch
+from tests.patience import LIVENESS_S
 
-LOAD_S = 120.0
 PROMPT = list(range(60, 100))
 LENGTH, CUT = 60, 23
 
@@ -28,12 +28,12 @@ async def engine() -> AsyncIterator[TokenEngine]:
     config = EngineConfig.model_validate({'device': 'cpu', 'dtype': 'float32'} | shape)
     made = TokenEngine(ModelConfig(name='m', demo='tiny'), config, stall_timeout_s=60.0)
     made.start()
-    async with asyncio.timeout(LOAD_S):
+    async with asyncio.timeout(LIVENESS_S):
         while made.state == 'loading':
             await asyncio.sleep(0.05)
     assert made.state == 'ready', made.error
     yield made
-    await asyncio.to_thread(made.close, LOAD_S)
+    await asyncio.to_thread(made.close, LIVENESS_S)
     patch.disable()
     replayssm.cpu.disable()
 

@@ -54,7 +54,6 @@ def test_answers_are_compared_up_to_where_they_part() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_dry_run(tmp_path: Path) -> None:
     command = [sys.executable, '-m', 'tests.bench.tp4', 'run', '--config', 'deploy/local_glm_tp4.yaml']
     command += ['--device', 'cpu', '--tp', '2', '--out', str(tmp_path), '--batch-target', '8', '--batch-mtp', '4']

@@ -15,12 +15,12 @@ import pytest
 
 from replayssm.api_server import build_parser, replay_config
 from replayssm.config import ReplayConfig
+from tests.patience import LIVENESS_S
 from tests.ports import free_port
 
 SERVER = [sys.executable, '-m', 'replayssm.api_server']
 SMALL = ['--device', 'cpu', '--language-model-only', '--session-len', '512', '--num-gpu-blocks', '64']
 DRAFTS = ['--speculative-algorithm', 'qwen3_5_mtp', '--speculative-num-draft-tokens', '3']
-START_TIMEOUT_S = 240
 
 Checkpoint = Callable[[str], Path]
 
@@ -46,7 +46,7 @@ def url(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + LIVENESS_S
     while time.monotonic() < deadline:
         assert server.poll() is None, f'the server ended with {server.returncode}'
         try:
@@ -54,7 +54,7 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             time.sleep(0.5)
-    raise TimeoutError(f'no answer at {url} within {START_TIMEOUT_S} s')
+    raise TimeoutError(f'no answer at {url} within {LIVENESS_S} s')
 
 
 def test_openai_clients_are_served_with_replay_and_drafts(url: str) -> None:
@@ -69,7 +69,7 @@ def test_openai_clients_are_served_with_replay_and_drafts(url: str) -> None:
 
 def test_replay_options_reach_the_engine(checkpoint: Checkpoint) -> None:
     command = [*SERVER, str(checkpoint('tiny')), *SMALL, *DRAFTS, '--enable-replayssm', '--replayssm-buffer-len', '2']
-    result = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIVENESS_S, check=False)
     assert result.returncode != 0
     assert 'buffer_len: expected at least 4 (1 token and 3 drafts), got 2' in result.stderr
 
@@ -114,7 +114,11 @@ def test_combinations_that_cannot_work_are_refused(parser: argparse.ArgumentPars
 
 def test_a_refusal_ends_the_command_before_anything_is_loaded() -> None:
     result = subprocess.run(
-        [*SERVER, 'model', '--replayssm-buffer-len', '8'], capture_output=True, text=True, timeout=120, check=False
+        [*SERVER, 'model', '--replayssm-buffer-len', '8'],
+        capture_output=True,
+        text=True,
+        timeout=LIVENESS_S,
+        check=False,
     )
     assert result.returncode == 2
     assert '--replayssm-buffer-len: expected --enable-replayssm beside it' in result.stderr

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from replayssm.doctor import Check, Need, Report, examine
+from tests.patience import LIVENESS_S
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, '-m', 'replayssm.cli', 'doctor', *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIVENESS_S, check=False)
 
 
 def missing(*needed_for: Need) -> Check:

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 from actors.serve_file import load
 from replayssm import demo
-from tests.actors.service.conftest import LIVENESS_S, Service, serving
+from tests.actors.service.conftest import Service, serving
+from tests.patience import LIVENESS_S
 from tests.ports import free_port
 
 FILE = Path(__file__).parents[2] / 'deploy/local.yaml'

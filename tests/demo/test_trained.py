@@ -24,8 +24,6 @@ from tests.demo.prompts import NUM_TEXTS, PROMPTS, question
 from tests.patch.engine import EngineOptions, generate, running
 from tests.patch.logits import recorded_logits
 
-pytestmark = pytest.mark.timeout(900)
-
 FOLDER = demo.ensure('small')
 STOCK, REPLAY = Settings(replay=None), Settings(replay=ReplayConfig(buffer_len=16))
 TOKENS = 256

@@ -29,6 +29,7 @@ from tests.conftest import CheckpointFactory, TokenEngine
 from tests.models.transformers_logits import reference_logits
 from tests.patch.engine import EngineOptions, generate, running
 from tests.patch.logits import recorded_logits
+from tests.patience import LIVENESS_S
 
 MODULES = tuple(documents.python_modules(Path(email.__file__).parent))
 
@@ -47,7 +48,7 @@ def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpora.write(corpus, folder / 'corpus.jsonl.xz')
     options = '--device cpu --size mini --rows 4 --length 64 --max-steps 20 --no-measure'
     command = [sys.executable, '-m', 'replayssm.demo.training', '--corpus', folder / 'corpus.jsonl.xz']
-    subprocess.run([*command, '--out', folder / 'model', *options.split()], check=True, timeout=200)
+    subprocess.run([*command, '--out', folder / 'model', *options.split()], check=True, timeout=LIVENESS_S)
     return folder / 'model'
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from actors import serve_file
 from tests.deploy.dockerfile import FOLDER, ROOT
+from tests.patience import LIVENESS_S
 from tests.tools import tool
 
 COMPOSE = yaml.safe_load((FOLDER / 'compose.yaml').read_text())
@@ -95,7 +96,11 @@ def test_prometheus_scrapes_the_exporter() -> None:
     _, config = serve_file.load(mounted('replayssm', '/etc/replayssm/deploy/docker/serve.yaml'))
     path = mounted('prometheus', '/etc/prometheus') / 'prometheus.yml'
     done = subprocess.run(
-        [tool('promtool'), 'check', 'config', str(path)], capture_output=True, text=True, timeout=120, check=False
+        [tool('promtool'), 'check', 'config', str(path)],
+        capture_output=True,
+        text=True,
+        timeout=LIVENESS_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     jobs = {job['job_name']: job for job in yaml.safe_load(path.read_text())['scrape_configs']}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.dockerfile import DOCKERFILES, FOLDER, ROOT, build_context, copied, instructions
+from tests.patience import LIVENESS_S
 
 BIN = Path(sys.executable).parent
 
@@ -24,7 +25,9 @@ def dockerfile(request: pytest.FixtureRequest) -> Path:
 
 
 def test_hadolint_finds_nothing(dockerfile: Path) -> None:
-    done = subprocess.run([BIN / 'hadolint', dockerfile], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [BIN / 'hadolint', dockerfile], capture_output=True, text=True, timeout=LIVENESS_S, check=False
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, '')
 
 
@@ -100,7 +103,6 @@ def tracked(*folders: str) -> list[Path]:
     return [Path(name) for name in listing.stdout.split('\0') if name]
 
 
-@pytest.mark.timeout(900)
 def test_the_install_step_makes_a_working_environment(tmp_path: Path) -> None:
     """From what the Dockerfile copies and nothing else, with a wheel on top where FlashAttention-3 would be."""
     source, venv = tmp_path / 'src', tmp_path / 'venv'
@@ -111,7 +113,7 @@ def test_the_install_step_makes_a_working_environment(tmp_path: Path) -> None:
 
     def run(*command: str | Path) -> str:
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIVENESS_S, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from tests.patience import LIVENESS_S
 from tests.tools import tool
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ Manifest = dict[str, Any]
 
 def helm(version: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run one helm; what it says is in `stdout` and `stderr`."""
-    return subprocess.run([tool(version), *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([tool(version), *arguments], capture_output=True, text=True, timeout=LIVENESS_S, check=False)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from ray.serve._private.api import serve_start
 from ray.serve.schema import ServeDeploySchema
 
 from actors.ray_start import start_ray
+from tests.patience import LIVENESS_S
 
 
 def custom_resources(params: dict[str, str]) -> dict[str, float]:
@@ -25,7 +26,7 @@ def custom_resources(params: dict[str, str]) -> dict[str, float]:
 
 
 def fetch(request: str | urllib.request.Request) -> str:
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=LIVENESS_S) as response:
         return str(response.read().decode())
 
 

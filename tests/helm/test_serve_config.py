@@ -15,6 +15,7 @@ from ray.serve.schema import ServeDeploySchema
 from actors import serve_file
 from actors.config import AppConfig
 from tests.helm.chart import CI_FILES, ROOT, cluster, groups, serve_config
+from tests.patience import LIVENESS_S
 from tests.ports import free_port
 
 
@@ -74,7 +75,6 @@ def test_autoscaling_stands_for_the_number_of_replicas() -> None:
     assert (worker.autoscaling.min_replicas, worker.max_replicas) == (2, 6)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.soak
 def test_a_real_ray_serves_it() -> None:
     """With the resources of one head and one worker pod.
@@ -93,7 +93,7 @@ def test_a_real_ray_serves_it() -> None:
         input=json.dumps({'config': serve_config('cpu', *sets), **roles}),
         capture_output=True,
         text=True,
-        timeout=570,
+        timeout=LIVENESS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

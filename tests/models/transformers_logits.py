@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from tests.patience import LIVENESS_S
+
 
 def main() -> None:
     # With fla importable transformers chooses its Triton kernels, which need a GPU.
@@ -33,7 +35,7 @@ def reference_logits(sequences: Mapping[str, Sequence[Sequence[int]]]) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         request, result = Path(folder) / 'request.json', Path(folder) / 'result.pt'
         request.write_text(json.dumps(sequences))
-        subprocess.run([sys.executable, __file__, request, result], check=True, timeout=280)
+        subprocess.run([sys.executable, __file__, request, result], check=True, timeout=LIVENESS_S)
         logits: dict[str, list[torch.Tensor]] = torch.load(result)
     return logits
 

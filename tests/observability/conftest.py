@@ -25,8 +25,6 @@ GPU_MODEL = 'gpu-demo'
 """Model of a second exporter, whose numbers are made up: those of GPUs, which this deployment has none of."""
 RUNNING = 3
 QUEUED = 3
-LIVENESS_S = 120.0
-"""Upper limit of everything that must happen at some time; no test waits for it to pass."""
 WINDOW = '20s'
 """Range of every rate here, in place of minutes."""
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.observability.conftest import LIVENESS_S, MODEL, QUEUED, RUNNING, Service
+from tests.observability.conftest import MODEL, QUEUED, RUNNING, Service
+from tests.patience import LIVENESS_S
 
 _REFUSALS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 

@@ -17,9 +17,8 @@ from typing import Any
 
 import yaml
 
+from tests.patience import LIVENESS_S
 from tests.tools import tool
-
-START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Prometheus:
         """
         query = urllib.parse.urlencode(parameters)
         try:
-            with urllib.request.urlopen(f'{self.url}/api/v1/{path}?{query}', timeout=START_S) as response:
+            with urllib.request.urlopen(f'{self.url}/api/v1/{path}?{query}', timeout=LIVENESS_S) as response:
                 return json.load(response)['data']
         except urllib.error.HTTPError as error:
             raise ValueError(json.load(error)['error']) from None
@@ -74,7 +73,7 @@ def serving(folder: Path, port: int, rules: Path, targets: Mapping[str, int]) ->
 
 
 def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline_s = time.monotonic() + START_S
+    deadline_s = time.monotonic() + LIVENESS_S
     while time.monotonic() < deadline_s:
         assert process.poll() is None, log.read_text()
         try:
@@ -82,4 +81,4 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
                 return
         except OSError:
             time.sleep(0.1)
-    raise AssertionError(f'Prometheus did not start within {START_S} s: {log.read_text()}')
+    raise AssertionError(f'Prometheus did not start within {LIVENESS_S} s: {log.read_text()}')

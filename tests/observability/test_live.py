@@ -17,10 +17,11 @@ from ray import serve
 from ray.util import list_named_actors
 
 from actors.local import wait_until_ready
-from tests.observability.conftest import GPU_MODEL, LIVENESS_S, MODEL, RUNNING, Service
+from tests.observability.conftest import GPU_MODEL, MODEL, RUNNING, Service
 from tests.observability.expressions import Expression, panel_expressions, rule_expressions
 from tests.observability.load import ask, client, load
 from tests.observability.prometheus import Prometheus
+from tests.patience import LIVENESS_S
 from tests.tools import tool
 
 ALERT = 'ReplaySSMNoWorkerReady'

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.patience import LIVENESS_S
+
 
 def greedy_answers(checkpoint: Path, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """Run the program in a process of its own, where nothing of this project or of LMDeploy is loaded."""
     command = [sys.executable, __file__, str(checkpoint), str(num_tokens)]
     result = subprocess.run(
-        command, input=json.dumps(prompts), capture_output=True, text=True, timeout=240, check=False
+        command, input=json.dumps(prompts), capture_output=True, text=True, timeout=LIVENESS_S, check=False
     )
     if result.returncode:
         raise RuntimeError(result.stderr)

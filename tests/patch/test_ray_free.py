@@ -17,6 +17,7 @@ from lmdeploy.pytorch.engine.executor.ray_executor import RayExecutor
 from actors.ray_start import start_ray
 from replayssm.patch import ray_free
 from tests.patch.scheduling import STOCK_AND_FIXED, installed
+from tests.patience import LIVENESS_S
 
 NUM_FORWARDS = 4
 
@@ -69,8 +70,8 @@ def put_refs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def alive(ids: list[str], expected: list[str]) -> list[str]:
-    """Return those of `ids` that Ray still keeps, as soon as they are `expected` or after five seconds."""
-    deadline = time.monotonic() + 5
+    """Return those of `ids` that Ray still keeps, as soon as they are `expected` or when patience ends."""
+    deadline = time.monotonic() + LIVENESS_S
     while True:
         counts = ray._private.worker.global_worker.core_worker.get_all_reference_counts()
         kept = [hex_id for hex_id in ids if hex_id.encode() in counts]

@@ -55,7 +55,7 @@ def grown(before: SessionStats, after: SessionStats, reason: str) -> int:
 
 
 async def test_what_follows_a_disconnect(client: AsyncOpenAI, service: Service) -> None:
-    whole = await complete(client, PROMPT, 1500)
+    whole = await complete(client, PROMPT, 500)
     before = (await service.until_idle()).sessions
     text = await read_some(client, PROMPT, 60, user='hangs-up')
     stats = (await service.until_idle()).sessions

@@ -12,8 +12,8 @@ from actors.config import AppConfig
 from actors.messages import RouterStats
 from tests.actors.service.conftest import MODEL, Service, openai_client, serving
 from tests.actors.service.requests import ask
+from tests.patience import LIVENESS_S
 
-LIVENESS_S = 400.0
 """Serve hears of a demand every ten seconds, and a worker takes a while to load."""
 RUNNING = 2
 

@@ -14,7 +14,7 @@ import ray
 from actors.config import AppConfig
 from actors.local import Deployment, wait_until_ready
 from tests.actors.certificates import make_pair
-from tests.actors.service.conftest import LIVENESS_S
+from tests.patience import LIVENESS_S
 from tests.ports import free_port
 
 MAX_BODY_BYTES = 100_000

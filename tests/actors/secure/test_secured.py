@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from tests.actors.secure.conftest import KEY, MAX_BODY_BYTES, MODEL, Secured
-from tests.actors.service.conftest import LIVENESS_S
+from tests.patience import LIVENESS_S
 
 BEARER = {'authorization': f'Bearer {KEY}'}
 CANARY = 'canary7f3a'

@@ -15,7 +15,7 @@ import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Route, async_playwright, expect
 
 from tests.actors.secure.conftest import KEY, MODEL, Secured
-from tests.actors.service.conftest import LIVENESS_S
+from tests.patience import LIVENESS_S
 from tests.tools import tool
 
 HOSTILE = '<img src=x onerror="document.title=\'run\'"><script>document.title="run"</script>'

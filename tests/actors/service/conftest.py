@@ -19,14 +19,13 @@ from ray.util import list_named_actors
 from actors.config import AppConfig
 from actors.local import Deployment, wait_until_ready
 from actors.messages import RouterStats
+from tests.patience import LIVENESS_S
 from tests.ports import free_port
 
 MODEL = 'demo'
 ADMIN_TOKEN = 'token-of-the-tests'
 RUNNING = 4
 QUEUED = 4
-LIVENESS_S = 60.0
-"""Upper limit of everything that must happen at some time; no test waits for it to pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ import pytest
 from openai import APIError, AsyncOpenAI, InternalServerError
 
 from replayssm import demo
-from tests.actors.service.conftest import ADMIN_TOKEN, LIVENESS_S, Service
+from tests.actors.service.conftest import ADMIN_TOKEN, Service
 from tests.actors.service.requests import ask, chat
+from tests.patience import LIVENESS_S
 
 
 @pytest.fixture

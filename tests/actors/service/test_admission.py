@@ -9,10 +9,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI, RateLimitError
+from openai import APIError, APIStatusError, AsyncOpenAI, RateLimitError
 
 from tests.actors.service.conftest import MODEL, QUEUED, RUNNING, Service
 from tests.actors.service.requests import ask, chat
+from tests.patience import LIVENESS_S
 
 FOREVER = 1900
 """Tokens of a request that runs until it is aborted."""
@@ -56,7 +57,7 @@ async def test_a_hot_session_does_not_push_others_out(client: AsyncOpenAI, servi
         flood = [asyncio.create_task(client.chat.completions.create(**chat('hot', 4), **hot)) for _ in range(QUEUED)]
         await service.until(lambda stats: stats.queued == QUEUED)
         cold = asyncio.create_task(ask(client, 'cold', 4))
-        done, _ = await asyncio.wait(flood, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(flood, timeout=LIVENESS_S, return_when=asyncio.FIRST_COMPLETED)
         errors = [task.exception() for task in done]
         assert len(errors) == 1
         assert isinstance(errors[0], RateLimitError)
@@ -88,9 +89,16 @@ async def test_a_deadline_in_the_form_of_anthropic(
 
 
 async def test_a_deadline_in_a_stream_is_an_error_event(client: AsyncOpenAI) -> None:
-    stream = await client.chat.completions.create(
-        **chat('long', FOREVER), stream=True, extra_headers={'x-request-timeout-seconds': '3'}
-    )
+    seconds = 3
+    while True:
+        try:
+            stream = await client.chat.completions.create(
+                **chat('long', FOREVER), stream=True, extra_headers={'x-request-timeout-seconds': str(seconds)}
+            )
+            break
+        except APIStatusError as late:  # on a busy machine the first token may take longer
+            assert late.code == 'deadline_exceeded'
+            seconds *= 2
     with pytest.raises(APIError, match='deadline'):
         async for _ in stream:
             pass
@@ -112,8 +120,9 @@ async def test_waiting_requests_run_when_a_worker_is_free(client: AsyncOpenAI, s
 async def test_a_waiting_client_that_gives_up_leaves_the_queue(client: AsyncOpenAI, service: Service) -> None:
     session = {'extra_headers': {'x-session-id': 'impatient'}}
     async with busy(client, service):
-        with pytest.raises(APITimeoutError):
-            await client.with_options(timeout=0.7).chat.completions.create(**chat('impatient', 4), **session)
+        asking = asyncio.create_task(client.chat.completions.create(**chat('impatient', 4), **session))
+        await service.until(lambda stats: stats.queued == 1)
+        asking.cancel()
         await service.until(lambda stats: stats.queued == 0)
         next_turn = asyncio.create_task(client.chat.completions.create(**chat('next turn', 4), **session))
         await service.until(lambda stats: stats.queued == 1)

@@ -9,8 +9,9 @@ from openai import APIError, AsyncOpenAI, InternalServerError
 from ray import serve
 
 from actors.messages import RouterStats, WorkerReport
-from tests.actors.service.conftest import LIVENESS_S, RUNNING, Service, kill
+from tests.actors.service.conftest import RUNNING, Service, kill
 from tests.actors.service.requests import ask, ask_in_pieces, chat
+from tests.patience import LIVENESS_S
 
 
 def generated_tokens(stats: RouterStats) -> float:
@@ -37,7 +38,7 @@ async def test_a_killed_worker_that_nobody_can_stand_in_for(client: AsyncOpenAI,
     assert caught.value.status_code == 503
 
     refusals = []
-    async with asyncio.timeout(2 * LIVENESS_S):
+    async with asyncio.timeout(LIVENESS_S):
         while True:
             try:
                 after = await ask(client, 'before', 20)
@@ -99,7 +100,7 @@ async def test_a_killed_ingress(client: AsyncOpenAI, service: Service) -> None:
                 pass
     after = generated_tokens(await service.until_idle())
     assert after - before < RUNNING * 1900, 'nobody reads these tokens any more'
-    async with asyncio.timeout(3 * LIVENESS_S):  # a new ingress imports much
+    async with asyncio.timeout(LIVENESS_S):
         while True:
             try:
                 assert (await ask(client, 'again', 4)).completion_tokens == 4

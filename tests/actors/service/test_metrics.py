@@ -14,17 +14,18 @@ from replayssm import demo
 from replayssm.plan import PlanOptions, load_shape, make_plan
 from tests.actors.service.conftest import MODEL, RUNNING, Service
 from tests.actors.service.requests import ask
+from tests.patience import LIVENESS_S
 
 TOKENS = 100
 
 
 async def scrape(service: Service) -> dict[str, Metric]:
     def get(port: int) -> str:
-        with urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics', timeout=60) as response:
+        with urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics', timeout=LIVENESS_S) as response:
             body: bytes = response.read()
         return body.decode()
 
-    with start_exporter(service.stats, port=0, timeout_s=30) as exporter:
+    with start_exporter(service.stats, port=0, timeout_s=LIVENESS_S) as exporter:
         text = await asyncio.to_thread(get, exporter.port)
     return {family.name: family for family in text_string_to_metric_families(text)}
 
