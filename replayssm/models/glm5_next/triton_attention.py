@@ -1,0 +1,130 @@
+"""`attention.attend_gathered` as one Triton kernel: chosen tokens are read from the cache where they are.
+
+Scores are taken as [tokens, heads] and outputs as [rank, heads]: the 16 heads that one of four ranks has are the narrow
+side of both products. Tensor cores of Hopper GPUs take 16 columns, while they would compute 64 rows.
+
+Not selected yet: it compiles and equals `attend_gathered` in Triton's interpreter, and waits for a card.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from replayssm.models.glm5_next.paging import Group
+
+BLOCK_HEADS = 16
+"""Heads of a program; outputs of rank 512 are 64 registers a thread."""
+TILE_BYTES = 65536
+"""Of the tokens that a program reads at a time."""
+PROGRAMS = 264
+"""As many as fill a large GPU twice: with fewer queries their tokens are divided among programs."""
+NOTHING = tl.constexpr(-1e30)
+"""Logarithm of the weight of no token at all; finite, so that differences stay numbers."""
+
+
+@triton.jit
+def _attend_kernel(
+    query,
+    selected,
+    latents,
+    blocks,
+    out,
+    log_weight,
+    exponent_scale,
+    COUNT: tl.constexpr,
+    PAGES: tl.constexpr,
+    SPAN: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    BH: tl.constexpr,
+    BR: tl.constexpr,
+    BT: tl.constexpr,
+):
+    i_split = tl.program_id(0)
+    i_query = tl.program_id(1).to(tl.int64)
+    i_part = i_query * tl.num_programs(0) + i_split
+    o_h = tl.program_id(2) * BH + tl.arange(0, BH)
+    o_r, o_t = tl.arange(0, BR), tl.arange(0, BT)
+    mask_h, mask_r = o_h < HEADS, o_r < RANK
+    mask_out = mask_r[:, None] & mask_h[None, :]
+    o_out = o_h[None, :] * RANK + o_r[:, None]
+    b_q = tl.load(query + i_query * (HEADS * RANK) + o_out, mask=mask_out, other=0.0)
+    p_blocks = blocks + i_query // QUERIES * PAGES
+    b_max = tl.full([BH], NOTHING, tl.float32)
+    b_sum = tl.zeros([BH], tl.float32)
+    b_out = tl.zeros([BR, BH], tl.float32)
+    first = i_split * SPAN
+    last = min(first + SPAN, COUNT)
+    for start in range(first, last, BT):
+        o_s = start + o_t
+        chosen = tl.load(selected + i_query * COUNT + o_s, mask=o_s < last, other=-1)
+        # Rows of padding may name tokens behind the table; a recycled page may hold NaN, which is not read.
+        is_chosen = (chosen >= 0) & (chosen < PAGES * BLOCK_SIZE)
+        page = tl.load(p_blocks + chosen // BLOCK_SIZE, mask=is_chosen, other=0).to(tl.int64)
+        row = page * BLOCK_SIZE + chosen % BLOCK_SIZE
+        mask_t = is_chosen[:, None] & mask_r[None, :]
+        b_c = tl.load(latents + row[:, None] * RANK + o_r[None, :], mask=mask_t, other=0.0)
+        b_s = tl.dot(b_c, b_q, input_precision='ieee') * exponent_scale
+        b_s = tl.where(is_chosen[:, None], b_s, float('-inf'))
+        b_new = tl.maximum(b_max, tl.max(b_s, 0))
+        b_p = tl.exp2(b_s - b_new[None, :])
+        b_old = tl.exp2(b_max - b_new)
+        b_sum = b_sum * b_old + tl.sum(b_p, 0)
+        b_out = tl.dot(tl.trans(b_c), b_p.to(b_c.dtype), b_out * b_old[None, :], input_precision='ieee')
+        b_max = b_new
+    b_out = b_out / tl.where(b_sum > 0, b_sum, 1.0)[None, :]
+    b_log = tl.where(b_sum > 0, b_max + tl.log2(b_sum), NOTHING)
+    tl.store(out + i_part * (HEADS * RANK) + o_out, b_out, mask=mask_out)
+    tl.store(log_weight + i_part * HEADS + o_h, b_log, mask=mask_h)
+
+
+def attend_fused(
+    query: torch.Tensor,
+    selected: torch.Tensor,
+    latents: torch.Tensor,
+    group: Group,
+    scale: float,
+    programs: int = PROGRAMS,
+) -> torch.Tensor:
+    """See `attention.attend_gathered`; all operands are contiguous and `latents` are of the query's dtype.
+
+    A query without any token gets zeros. The number of splits depends on shapes alone, so that CUDA graphs stay valid.
+
+    Args:
+        programs: into how many the work is divided at least, as far as there are tokens for it.
+    """
+    (n, queries, heads, rank), count = query.shape, selected.size(-1)
+    head_blocks = triton.cdiv(heads, BLOCK_HEADS)
+    rows, tile = n * queries, max(16, TILE_BYTES // (triton.next_power_of_2(rank) * latents.element_size()))
+    tiles = triton.cdiv(count, tile)
+    span = tile * triton.cdiv(tiles, min(tiles, triton.cdiv(programs, rows * head_blocks)))
+    splits = triton.cdiv(count, span)
+    out = torch.empty(rows, splits, heads, rank, dtype=torch.float32, device=query.device)
+    log_weight = torch.empty(rows, splits, heads, dtype=torch.float32, device=query.device)
+    _attend_kernel[(splits, rows, head_blocks)](
+        query,
+        selected,
+        latents,
+        group.blocks,
+        out,
+        log_weight,
+        scale * 1.4426950408889634,
+        COUNT=count,
+        PAGES=group.blocks.size(1),
+        SPAN=span,
+        QUERIES=queries,
+        BLOCK_SIZE=latents.size(1),
+        HEADS=heads,
+        RANK=rank,
+        BH=BLOCK_HEADS,
+        BR=triton.next_power_of_2(rank),
+        BT=tile,
+        num_warps=4,
+        num_stages=2,
+    )
+    share = (log_weight * 0.6931471805599453).softmax(1)
+    return (out * share[..., None]).sum(1).to(query.dtype).unflatten(0, (n, queries))

@@ -1,0 +1,144 @@
+"""Attention of decode steps on one GPU: microseconds of a layer's launch, medians of CUDA graph replays.
+
+    python -m tests.bench.bench_attention [windows] [latents]
+
+`windows`: drafts of Qwen3.5-35B-A3B with FlashAttention-3 and without it, beside a single token's attention.
+`latents`: sparse latent attention of GLM-5.3-Flash on one of four GPUs, gathered by PyTorch and fused.
+The floor is the time that a copy of the cached bytes takes. What is compared must agree first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from replayssm.models.glm5_next.attention import attend_gathered
+from replayssm.models.glm5_next.paging import Group
+from replayssm.patching import Patches
+from tests.bench.kernel_bench import copy_bytes_per_us, median_us
+
+BLOCK = 64
+LAYERS = 4
+"""Each has caches of its own, so that nothing stays in the L2."""
+HEADS, KV_HEADS, SIZE = 16, 2, 256
+LATENT_HEADS, RANK, CHOSEN = 16, 512, 2056
+
+
+class Attention:
+    """One layer after the other: `attend` of the same queries and each layer's caches."""
+
+    def __init__(self, attend: Callable[[torch.Tensor], torch.Tensor], states: list[torch.Tensor]) -> None:
+        self._attend = attend
+        self.states = states
+        self.out = torch.empty(0)
+
+    def __call__(self) -> None:
+        for state in self.states:
+            self.out = self._attend(state)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device='cuda', dtype=torch.bfloat16)
+
+
+def page_table(batch: int, pages: int) -> torch.Tensor:
+    return torch.randperm(batch * pages, device='cuda').view(batch, pages)
+
+
+def report(what: str, read_bytes: int, contenders: dict[str, Attention], bandwidth: float) -> None:
+    """Print a line; the first contender's time over every other one's is its speed-up.
+
+    Raises:
+        AssertionError: contenders with outputs of one shape differ.
+    """
+    us = {name: median_us(contender) for name, contender in contenders.items()}
+    (first, reference), *others = contenders.items()
+    for name, contender in others:
+        if contender.out.numel() == reference.out.numel():
+            difference = contender.out.flatten().float() - reference.out.flatten().float()
+            assert difference.norm() < 1e-2 * reference.out.float().norm(), f'{what}: {name} differs from {first}'
+            what = f'{what} {first}/{name} {us[first] / us[name]:.2f}'
+    times = ' '.join(f'{name} {value:.1f}' for name, value in us.items())
+    print(f'{what}: floor {read_bytes / bandwidth:.1f} {times}', flush=True)
+
+
+def bench_windows(bandwidth: float) -> None:
+    from lmdeploy.pytorch.backends.cuda.attention import use_fa3
+    from lmdeploy.pytorch.backends.cuda.attention.default import TritonAttentionImpl, TritonAttentionMetadata
+    from lmdeploy.pytorch.backends.cuda.attention.fa3 import FA3Impl
+
+    from replayssm.patch import window_attention
+
+    def contender(
+        kind: type[Any], tokens: int, table: torch.Tensor, length: int, states: list[torch.Tensor]
+    ) -> Attention:
+        batch = table.size(0)
+        metadata = TritonAttentionMetadata(
+            is_decoding=True,
+            block_offsets=table.int(),
+            q_seqlens=torch.full((batch,), tokens, device='cuda'),
+            kv_seqlens=torch.full((batch,), length, device='cuda'),
+            max_q_seqlen=tokens,
+        )
+        torch.manual_seed(1)
+        query, attention = normal(batch * tokens, HEADS, SIZE), kind(HEADS, SIZE, num_kv_heads=KV_HEADS)
+        return Attention(lambda state: attention.forward(query, None, None, *state, metadata), states)
+
+    patches = Patches()
+    window_attention.install(patches)
+    try:
+        for tokens, batch, length in [(t, b, n) for t in (2, 4, 8) for b in (8, 64) for n in (1024, 8192)]:
+            table = page_table(batch, length // BLOCK)
+            states = [normal(2, table.numel(), BLOCK, KV_HEADS, SIZE) for _ in range(LAYERS)]
+            contenders = {'triton': contender(TritonAttentionImpl, tokens, table, length, states)}
+            if use_fa3:
+                contenders['fa3'] = contender(FA3Impl, tokens, table, length, states)
+            contenders['single'] = contender(TritonAttentionImpl, 1, table, length, states)
+            what = f'windows T={tokens} B={batch} {length} cached'
+            report(what, states[0].numel() * states[0].element_size(), contenders, bandwidth)
+    finally:
+        patches.undo()
+
+
+def bench_latents(bandwidth: float) -> None:
+    from replayssm.models.glm5_next.triton_attention import attend_fused
+
+    length = 2 * CHOSEN // BLOCK * BLOCK
+    for tokens, batch in [(t, b) for t in (1, 4) for b in (1, 8, 64, 256) if t * b <= 256]:
+        table, position = page_table(batch, length // BLOCK), torch.full((batch, tokens), length - 1, device='cuda')
+        group = Group(slice(0, position.numel()), table, position, position[:, -1] + 1, is_prompt=False)
+        chosen = torch.rand(batch, tokens, length, device='cuda').topk(CHOSEN).indices.int()
+        query = normal(batch, tokens, LATENT_HEADS, RANK)
+        states = [normal(table.numel(), BLOCK, RANK) for _ in range(LAYERS)]
+        contenders = {
+            name: Attention(partial(_attend, attend, query, chosen, group), states)
+            for name, attend in (('gathered', attend_gathered), ('fused', attend_fused))
+        }
+        report(f'latents T={tokens} B={batch}', batch * tokens * CHOSEN * RANK * 2, contenders, bandwidth)
+
+
+def _attend(
+    attend: Callable[..., torch.Tensor], query: torch.Tensor, chosen: torch.Tensor, group: Group, latents: torch.Tensor
+) -> torch.Tensor:
+    return attend(query, chosen, latents, group, SIZE**-0.5)
+
+
+BENCHMARKS = {'windows': bench_windows, 'latents': bench_latents}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('names', nargs='*', default=list(BENCHMARKS), help=', '.join(BENCHMARKS))
+    names = parser.parse_args().names
+    bandwidth = copy_bytes_per_us()
+    print(f'{torch.cuda.get_device_name()}: device copy {bandwidth / 1e6:.2f} TB/s')
+    for name in names:
+        BENCHMARKS[name](bandwidth)
+
+
+if __name__ == '__main__':
+    main()
