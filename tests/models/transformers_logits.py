@@ -1,4 +1,4 @@
-"""Logits of transformers' own model, as a program: `python transformers_logits.py IN OUT`, in a process of its own."""
+"""Logits by transformers, in a process of its own: `python -m tests.models.transformers_logits IN OUT`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reference_logits(sequences: Mapping[str, Sequence[Sequence[int]]]) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         request, result = Path(folder) / 'request.json', Path(folder) / 'result.pt'
         request.write_text(json.dumps(sequences))
-        subprocess.run([sys.executable, __file__, request, result], check=True, timeout=LIVENESS_S)
+        subprocess.run([sys.executable, '-m', __name__, request, result], check=True, timeout=LIVENESS_S)
         logits: dict[str, list[torch.Tensor]] = torch.load(result)
     return logits
 

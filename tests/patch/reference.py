@@ -13,7 +13,7 @@ from tests.patience import LIVENESS_S
 
 def greedy_answers(checkpoint: Path, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """Run the program in a process of its own, where nothing of this project or of LMDeploy is loaded."""
-    command = [sys.executable, __file__, str(checkpoint), str(num_tokens)]
+    command = [sys.executable, '-m', __name__, str(checkpoint), str(num_tokens)]
     result = subprocess.run(
         command, input=json.dumps(prompts), capture_output=True, text=True, timeout=LIVENESS_S, check=False
     )
