@@ -8,10 +8,7 @@ from replayssm.gdn.decode import Selection, placement
 from replayssm.gdn.decode import select_kernel as select_gdn_kernel
 from replayssm.gdn.operands import Dims, check_cursors, debug_checks, kernel_arguments, validate
 from replayssm.kda import triton_decode
-from replayssm.kda.triton_materialise import materialise
 from replayssm.layout import LayerState
-
-__all__ = ['materialise', 'replay_decode', 'select_kernel']
 
 SM90_HEAD_DIMS = (64, 128)
 

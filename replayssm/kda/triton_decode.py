@@ -29,7 +29,7 @@ BLOCK_ROWS = 16
 
 
 def num_warps(head_k_dim: int) -> int:
-    """Chosen by registers, not by time: `tests/kda/test_kernels_compile.py` holds sm_90 to no spills."""
+    """Chosen by registers, not by time: `tests/replay/test_kernels_compile.py` holds sm_90 to no spills."""
     return 4 if head_k_dim <= 128 else 8
 
 

@@ -74,7 +74,7 @@ class Benchmark:
         Raises:
             SystemExit: the tests failed; nothing is measured then.
         """
-        require_tests(f'tests/{self.name}', workers)
+        require_tests(self.name, workers)
         commit = commit or subprocess.check_output(['git', 'rev-parse', 'HEAD'], text=True).strip()
         bandwidth, card, found = copy_bytes_per_us(), torch.cuda.get_device_name(), versions()
         print(f'{card}: device copy {bandwidth / 1e6:.2f} TB/s, {found}')
@@ -160,14 +160,15 @@ def add_commands(app: typer.Typer, benchmark: Benchmark) -> None:
         benchmark.plot(data, out)
 
 
-def require_tests(folder: str, workers: int) -> None:
-    """Run the tests of `folder` on the GPU.
+def require_tests(layer: str, workers: int) -> None:
+    """Run the tests of a layer's kernels on the GPU.
 
     Raises:
         SystemExit: they failed.
     """
     spread = ['-n', str(workers)] if workers else []
-    tests = subprocess.run([sys.executable, '-m', 'pytest', '-q', '--device', 'cuda', folder, *spread], check=False)
+    command = [sys.executable, '-m', 'pytest', '-q', '--device', 'cuda', '-k', layer, 'tests/replay', f'tests/{layer}']
+    tests = subprocess.run([*command, *spread], check=False)
     if tests.returncode:
         raise SystemExit(f'The tests of the kernels failed ({tests.returncode}): no figures.')
 

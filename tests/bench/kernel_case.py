@@ -11,7 +11,7 @@ from replayssm.config import ReplayConfig, StateDtype
 from replayssm.cursor import FLUSH, Advance, advance_decode
 from replayssm.gdn.operands import Dims
 from replayssm.layout import Gate, LayerState, StateLayout
-from tests.gdn.state_pool import packed_layers
+from tests.replay.state_pool import packed_layers
 
 K, V, L = 128, 128, 16
 """Head dimensions of all models so far; L is the default buffer length."""

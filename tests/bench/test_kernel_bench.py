@@ -58,7 +58,8 @@ def test_nothing_is_reported_without_the_tests(module: object, monkeypatch: pyte
     benchmark: Benchmark = module.BENCHMARK  # type: ignore[attr-defined]
     with pytest.raises(SystemExit, match='no figures'):
         benchmark.run(tmp_path / 'out.json', 'commit', 0)
-    assert asked == [[sys.executable, '-m', 'pytest', '-q', '--device', 'cuda', f'tests/{benchmark.name}']]
+    layer, tests = benchmark.name, [sys.executable, '-m', 'pytest', '-q', '--device', 'cuda']
+    assert asked == [[*tests, '-k', layer, 'tests/replay', f'tests/{layer}']]
     assert not (tmp_path / 'out.json').exists()
 
 

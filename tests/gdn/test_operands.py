@@ -10,12 +10,11 @@ import torch
 from replayssm.cursor import CURSOR_COLUMNS, FLUSH, LENGTH, SLOT, VALID, WRITE_ROW
 from replayssm.gdn.decode import replay_decode, select_kernel
 from replayssm.gdn.operands import Dims, check_cursors, token_rows, validate
-
-from .decode_trial import Shape, Trial
+from tests.replay.trial import Shape
 
 
 def operands(shape: Shape) -> dict[str, Any]:
-    trial = Trial(shape, batch=2, layout=shape.layout())
+    trial = shape.trial(2)
     q, k, v, a, b = trial.inputs()
     cursors = torch.zeros(2, CURSOR_COLUMNS, dtype=torch.int32)
     names = ('q', 'k', 'v', 'a', 'b', 'neg_exp_a', 'dt_bias', 'state', 'cursors')

@@ -10,12 +10,11 @@ import torch
 from replayssm.cursor import CURSOR_COLUMNS
 from replayssm.gdn.operands import Dims, validate
 from replayssm.kda.decode import replay_decode
+from tests.replay.trial import KdaShape
 
-from .decode_trial import Shape, Trial
 
-
-def operands(shape: Shape) -> dict[str, Any]:
-    trial = Trial(shape, batch=2, layout=shape.layout())
+def operands(shape: KdaShape) -> dict[str, Any]:
+    trial = shape.trial(2)
     names = ('q', 'k', 'v', 'a', 'b', 'neg_exp_a', 'dt_bias', 'state', 'cursors')
     cursors = torch.zeros(2, CURSOR_COLUMNS, dtype=torch.int32)
     values = (*trial.inputs(), trial.neg_exp_a, trial.dt_bias, trial.state, cursors)
@@ -23,7 +22,7 @@ def operands(shape: Shape) -> dict[str, Any]:
 
 
 def test_views_of_one_projection_are_accepted() -> None:
-    shape = Shape(H=2, HV=6, K=16, V=48, T=3)
+    shape = KdaShape(H=2, HV=6, K=16, V=48, T=3)
     assert validate(**operands(shape), gate='vector') == Dims(B=2, T=3, H=2, HV=6, K=16, V=48, R=11)
 
 
@@ -38,7 +37,7 @@ def test_views_of_one_projection_are_accepted() -> None:
     ],
 )
 def test_bad_operands_are_named(name: str, change: Any, message: str) -> None:
-    arguments = operands(Shape(H=2, HV=4, T=2))
+    arguments = operands(KdaShape(H=2, HV=4, T=2))
     arguments[name] = change(arguments[name])
     with pytest.raises(ValueError, match=message):
         validate(**arguments, gate='vector')
@@ -46,4 +45,4 @@ def test_bad_operands_are_named(name: str, change: Any, message: str) -> None:
 
 def test_a_cpu_without_the_interpreter_is_refused() -> None:
     with pytest.raises(ValueError, match=r'device: expected a GPU.*got cpu'):
-        replay_decode(**operands(Shape()))
+        replay_decode(**operands(KdaShape()))

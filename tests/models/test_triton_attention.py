@@ -10,8 +10,8 @@ import torch
 from replayssm.models.glm5_next import triton_attention
 from replayssm.models.glm5_next.attention import attend_gathered
 from replayssm.models.glm5_next.paging import Group
-from tests.gdn.interpreter import Interpreter
-from tests.gdn.offline import compile_launch, stack_bytes
+from tests.replay.interpreter import Interpreter
+from tests.replay.offline import compile_launch, stack_bytes
 
 SCALE, BLOCK = 0.3, 16
 Attend = Callable[..., torch.Tensor]
@@ -22,8 +22,8 @@ def attend(device: str) -> Iterator[Attend]:
     if device == 'cuda':
         yield triton_attention.attend_fused
         return
-    interpreter = Interpreter('replayssm.models.glm5_next.triton_attention')
-    yield lambda *operands: interpreter.call('attend_fused', *operands)
+    interpreter = Interpreter()
+    yield lambda *operands: interpreter.call('replayssm.models.glm5_next.triton_attention.attend_fused', *operands)
     interpreter.close()
 
 

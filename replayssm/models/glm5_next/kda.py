@@ -30,9 +30,9 @@ class _Ops(NamedTuple):
 def _ops(device: torch.device) -> _Ops:
     if device.type == 'cpu':
         return _Ops(reference.replay_decode, reference.materialise)
-    from replayssm.kda import decode
+    from replayssm.kda import decode, triton_materialise
 
-    return _Ops(decode.replay_decode, decode.materialise)
+    return _Ops(decode.replay_decode, triton_materialise.materialise)
 
 
 class KdaAttention(nn.Module):

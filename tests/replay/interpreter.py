@@ -1,4 +1,4 @@
-"""Triton kernels on CPU tensors: the same launcher, in a process whose Triton interprets."""
+"""Triton kernels on CPU tensors: the same launchers, in a process whose Triton interprets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ class Interpreter:
     """A process with TRITON_INTERPRET=1, which Triton reads when it is first imported.
 
     Tensors travel as shared memory, so what a kernel writes in place is seen here.
-
-    Args:
-        module: of the launchers, e.g. `replayssm.gdn.decode`.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self) -> None:
         context = mp.get_context('spawn')
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, module), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         before = os.environ.get('TRITON_INTERPRET')
         os.environ['TRITON_INTERPRET'] = '1'
         try:
@@ -34,13 +31,9 @@ class Interpreter:
             else:
                 os.environ['TRITON_INTERPRET'] = before
 
-    def replay_decode(self, *operands: Any) -> torch.Tensor:
-        """`replay_decode` of the other process."""
-        return self.call('replay_decode', *operands)
-
-    def call(self, name: str, *operands: Any) -> torch.Tensor:
-        """Function `name` of the module, run in the other process."""
-        self._connection.send((name, operands))
+    def call(self, function: str, *operands: Any) -> torch.Tensor:
+        """Function `package.module.name`, run in the other process."""
+        self._connection.send((function, operands))
         answer = self._connection.recv()
         if isinstance(answer, Exception):
             raise answer
@@ -51,12 +44,12 @@ class Interpreter:
         self._process.join(timeout=10)
 
 
-def _serve(connection: Connection, module: str) -> None:
-    launchers = importlib.import_module(module)
+def _serve(connection: Connection) -> None:
     torch.set_num_threads(1)
     while (request := connection.recv()) is not None:
-        name, operands = request
+        function, operands = request
         try:
-            connection.send(getattr(launchers, name)(*operands))
+            module, _, name = function.rpartition('.')
+            connection.send(getattr(importlib.import_module(module), name)(*operands))
         except Exception as error:
             connection.send(error)
