@@ -37,7 +37,8 @@ def test_padding_changes_nothing_of_real_sequences(window: int) -> None:
     out = decode(indexer, padded, paging, torch.cat([x, behind]), torch.cat([q_latent, behind[:, :RANK]]))
     torch.testing.assert_close(out[: 2 * window], expected, rtol=1e-5, atol=1e-6)
     for ours, theirs in zip(padded.tensors(), plain.tensors(), strict=True):
-        assert torch.equal(ours, theirs)
+        # Products of four rows need not round as those of two.
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()
