@@ -113,7 +113,9 @@ class Deployment:
             # Built before Serve starts: where the resources are missing, that is all there is to say.
             app = build_app(self._config)
             print(f'Deploying {self._config.model.name!r} ...', flush=True)
-            serve.start(http_options=self._http_options, logging_config=self._logging_config)
+            # A proxy that takes longer than Serve waits for it goes on starting; `wait_until_ready` waits for that.
+            with contextlib.suppress(TimeoutError):
+                serve.start(http_options=self._http_options, logging_config=self._logging_config)
             try:
                 serve.run(app, name=self._name, route_prefix='/')
             except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""A Ray of one's own on a busy machine."""
+"""A Ray of one's own, and Serve on it, on a busy machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 import ray
+from ray.serve._private import api
 
+from actors.config import AppConfig
 from actors.ray_start import start_ray
+from tests.actors.service.conftest import serving
 
 
 @pytest.fixture
@@ -29,3 +32,12 @@ def test_its_processes_are_not_put_behind_all_others(own_ray: None) -> None:
     niceness, proxy_may_take_s = ray.get(niceness_and_patience.remote())
     assert niceness == os.nice(0)
     assert proxy_may_take_s == 60
+
+
+def test_a_proxy_may_take_longer_than_serve_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serving` begins when the proxy passes on that the model is loaded."""
+    monkeypatch.setattr(api, 'HTTP_PROXY_TIMEOUT', 0.001)
+    engine = {'device': 'cpu', 'num_gpu_blocks': 64}
+    config = {'model': {'name': 'x', 'demo': 'tiny'}, 'engine': engine, 'metrics': {'port': None}}
+    with serving(AppConfig.model_validate(config)) as service:
+        assert service.url.startswith('http://127.0.0.1:')
