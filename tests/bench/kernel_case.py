@@ -25,6 +25,11 @@ class Unavailable(Exception):
     """A contender cannot run this case; the message says why."""
 
 
+def layers_past_l2(state_bytes: int) -> int:
+    """Layers of so many bytes that keep anything from staying in the L2."""
+    return max(MIN_LAYERS, min(MAX_LAYERS, -(-L2_FACTOR_BYTES // state_bytes)))
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One row of a benchmark: window, batch and state dtypes of one model's layer on one GPU.
@@ -48,8 +53,7 @@ class Case:
 
     @property
     def layers(self) -> int:
-        """As many as keep anything from staying in the L2."""
-        return max(MIN_LAYERS, min(MAX_LAYERS, -(-L2_FACTOR_BYTES // (self.batch * self.state_bytes))))
+        return layers_past_l2(self.batch * self.state_bytes)
 
     @property
     def layout(self) -> StateLayout:

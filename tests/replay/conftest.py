@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-import torch
 
-from replayssm.gdn import triton_materialise as gdn_materialise
-from replayssm.kda import triton_materialise as kda_materialise
-
-from .interpreter import Interpreter
+from .interpreter import Interpreter, resolve
 from .kernels import forced
 from .trial import Decode, Shape
 
-Materialise = Callable[..., torch.Tensor]
+MATERIALISE = 'replayssm.{}.triton_materialise.materialise'
 
 
 @pytest.fixture(scope='package')
@@ -38,8 +34,8 @@ def portable(interpreter: Interpreter | None) -> Callable[[Shape], Decode]:
 
 
 @pytest.fixture
-def materialise(interpreter: Interpreter | None) -> Callable[[Shape], Materialise]:
+def materialise(interpreter: Interpreter | None) -> Callable[[Shape], Decode]:
     """The `materialise` kernel of a shape's layer."""
     if interpreter is None:
-        return lambda shape: {'gdn': gdn_materialise, 'kda': kda_materialise}[shape.layer].materialise
-    return lambda shape: partial(interpreter.call, f'replayssm.{shape.layer}.triton_materialise.materialise')
+        return lambda shape: resolve(MATERIALISE.format(shape.layer))
+    return lambda shape: partial(interpreter.call, MATERIALISE.format(shape.layer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -44,12 +45,18 @@ class Interpreter:
         self._process.join(timeout=10)
 
 
+def resolve(function: str) -> Callable[..., torch.Tensor]:
+    """Function `package.module.name`, in this process."""
+    module, _, name = function.rpartition('.')
+    found: Callable[..., torch.Tensor] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def _serve(connection: Connection) -> None:
     torch.set_num_threads(1)
     while (request := connection.recv()) is not None:
         function, operands = request
         try:
-            module, _, name = function.rpartition('.')
-            connection.send(getattr(importlib.import_module(module), name)(*operands))
+            connection.send(resolve(function)(*operands))
         except Exception as error:
             connection.send(error)

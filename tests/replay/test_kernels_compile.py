@@ -25,7 +25,7 @@ CASES = [
 
 
 def prepare(shape: Shape, checkpoint: str, record: str) -> tuple[tuple[Any, ...], Dims, Trial]:
-    trial = shape.trial(1, dtypes=(torch.bfloat16, checkpoint, record))
+    trial = shape.trial(1, 'cpu', torch.bfloat16, checkpoint, record)
     q, k, v, a, b = trial.inputs()
     cursors, out = torch.zeros(1, 8, dtype=torch.int32), torch.empty_like(v)
     operands = (q, k, v, a, b, trial.neg_exp_a, trial.dt_bias, trial.state, cursors)

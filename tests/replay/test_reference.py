@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from replayssm.cursor import CURSOR_COLUMNS, advance_decode
+from replayssm.cursor import CURSOR_COLUMNS
 from replayssm.gdn.reference import recurrence
 
-from .trial import KdaShape, Shape, Trial
+from .trial import KdaShape, Kind, Shape, Trial, both_layers
 
 SHAPES = [
     Shape(),
@@ -31,8 +31,6 @@ SHAPES = [
     KdaShape(T=4, L=16, H=2, HV=6, K=16, V=48, bound=None),
     KdaShape(T=8, L=11),
 ]
-both_layers = pytest.mark.parametrize('kind', [Shape, KdaShape], ids=['gdn', 'kda'])
-Kind = type[Shape]
 
 
 def step(trial: Trial, lengths: torch.Tensor | None = None, accepts: torch.Tensor | None = None) -> float:
@@ -54,7 +52,7 @@ def test_outputs_equal_the_float64_recurrence(shape: Shape) -> None:
 
 @pytest.mark.parametrize('shape', [Shape(), Shape(T=4, L=9), KdaShape(), KdaShape(T=4, L=9, bound=None)], ids=str)
 def test_float64_records_are_exact(shape: Shape) -> None:
-    trial = shape.trial(3, dtypes=(torch.float64, 'float32', 'float32'))
+    trial = shape.trial(3, 'cpu', torch.float64)
     trial.state = type(trial.state)(*(tensor.double() for tensor in trial.state))
     trial.neg_exp_a = trial.neg_exp_a.double()
     assert max(step(trial) for _ in range(60)) < 1e-12
@@ -68,7 +66,7 @@ def test_float64_records_are_exact(shape: Shape) -> None:
 def test_reduced_precision_state_stays_within_its_rounding(
     kind: Kind, checkpoint: str, record: str, bound: float
 ) -> None:
-    trial = kind(K=32, V=32, T=2).trial(4, dtypes=(torch.bfloat16, checkpoint, record))
+    trial = kind(K=32, V=32, T=2).trial(4, 'cpu', torch.bfloat16, checkpoint, record)
     decode = trial.shape.reference.replay_decode
     worst = max(trial.step(lambda q, k, v, *rest: decode(q, k, v.float(), *rest)) for _ in range(80))
     assert 1e-5 < worst < bound
@@ -89,7 +87,7 @@ def test_an_all_padding_batch_is_a_no_op(kind: Kind) -> None:
     trial.slots.fill_(-1)
     with trial.leaving_other_slots_alone():
         table = torch.full((2, CURSOR_COLUMNS), -1, dtype=torch.int32)
-        assert not trial.decode(trial.shape.reference.replay_decode, table).any()
+        assert not trial.decode(trial.shape.reference.replay_decode, table, trial.inputs()).any()
 
 
 @both_layers
@@ -149,9 +147,7 @@ def test_records_survive_repeated_rollback_of_the_same_window(kind: Kind) -> Non
     """The same window is verified again after all but its first token was rejected: rollback is consumed once."""
     trial = kind(T=4, L=16).trial(2)
     for _ in range(12):
-        lengths = torch.full_like(trial.history, 4)
-        advance = advance_decode(trial.slots, trial.history, lengths, trial.positions[trial.slots], 16, 20)
-        assert int(advance.rejected) in (0, 6)
+        assert int(trial.advance(torch.full_like(trial.history, 4)).rejected) in (0, 6)
         assert step(trial, accepts=torch.tensor([1, 1])) < 2e-5
 
 
@@ -173,7 +169,7 @@ def test_state_after_8192_steps_is_as_good_as_the_plain_float32_recurrence(shape
     one = torch.ones_like(trial.history)
     for _ in range(8192):
         q, k, v, a, b = inputs = trial.inputs()
-        advance = advance_decode(trial.slots, trial.history, one, trial.positions[trial.slots], 16, 17)
+        advance = trial.advance(one)
         trial.decode(shape.reference.replay_decode, advance.table, inputs)
         trial.positions[trial.slots], trial.history = advance.positions, trial.history + 1
         trial.expected = recurrence(q, k, v, *trial.gates(a, b), trial.expected)[1][:, -1]

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar
 
+import pytest
 import torch
 
 from replayssm.config import ReplayConfig
-from replayssm.cursor import FLUSH, advance_decode, read_prefill
+from replayssm.cursor import FLUSH, Advance, advance_decode, read_prefill
 from replayssm.gdn import reference as gdn_reference
 from replayssm.gdn.reference import recurrence
 from replayssm.kda import reference as kda_reference
@@ -53,14 +54,9 @@ class Shape:
         """Arguments of `replay_decode` behind the cursors."""
         return (self.K**-0.5,)
 
-    def trial(
-        self,
-        batch: int,
-        device: str = 'cpu',
-        dtypes: tuple[torch.dtype, str, str] = (torch.float32, 'float32', 'float32'),
-    ) -> Trial:
-        """A life of `batch` sequences; dtypes of activations, checkpoint and records."""
-        return Trial(self, batch, self.layout(*dtypes), device)
+    def trial(self, batch: int, device: str = 'cpu', *dtypes: Any) -> Trial:
+        """A life of `batch` sequences; dtypes as those of `layout`."""
+        return TRIALS[self.layer](self, batch, self.layout(*dtypes), device)
 
 
 @dataclass(frozen=True)
@@ -79,14 +75,6 @@ class KdaShape(Shape):
     @property
     def options(self) -> tuple[float | None, ...]:
         return (self.K**-0.5, self.bound)
-
-    def trial(
-        self,
-        batch: int,
-        device: str = 'cpu',
-        dtypes: tuple[torch.dtype, str, str] = (torch.float32, 'float32', 'float32'),
-    ) -> Trial:
-        return KdaTrial(self, batch, self.layout(*dtypes), device)
 
 
 @dataclass
@@ -143,11 +131,13 @@ class Trial:
         """Arguments of `materialise` for the states as they are now."""
         return self.state, self.cursors()
 
-    def decode(
-        self, decode: Decode, table: torch.Tensor, inputs: tuple[torch.Tensor, ...] | None = None
-    ) -> torch.Tensor:
-        """`decode` of the batch at the cursors `table`, on new inputs unless they are given."""
-        inputs = self.inputs() if inputs is None else inputs
+    def advance(self, lengths: torch.Tensor) -> Advance:
+        """The cursors of a window of `lengths` tokens."""
+        positions = self.positions[self.slots.clamp_min(0)]
+        return advance_decode(self.slots, self.history, lengths, positions, self.shape.L, self.layout.ring_rows)
+
+    def decode(self, decode: Decode, table: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """`decode` of `inputs` at the cursors `table`."""
         return decode(*inputs, self.neg_exp_a, self.dt_bias, self.state, table, *self.shape.options)
 
     @contextmanager
@@ -164,9 +154,7 @@ class Trial:
         s = self.shape
         lengths = torch.full_like(self.history, s.T) if lengths is None else lengths.to(self.device)
         q, k, v, a, b = inputs = self.inputs()
-        advance = advance_decode(
-            self.slots, self.history, lengths, self.positions[self.slots.clamp_min(0)], s.L, self.layout.ring_rows
-        )
+        advance = self.advance(lengths)
         out = self.decode(decode, advance.table, inputs)
         g, beta = self.gates(a, b)
         expected, states = recurrence(q, k, v, g, beta, self.expected)
@@ -206,3 +194,8 @@ class KdaTrial(Trial):
 
     def materialise_operands(self) -> tuple[Any, ...]:
         return self.state, self.cursors(), self.neg_exp_a, self.dt_bias, self.shape.bound
+
+
+TRIALS = {'gdn': Trial, 'kda': KdaTrial}
+Kind = type[Shape]
+both_layers = pytest.mark.parametrize('kind', [Shape, KdaShape], ids=['gdn', 'kda'])

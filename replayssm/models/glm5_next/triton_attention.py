@@ -8,6 +8,8 @@ Not selected yet: it compiles and equals `attend_gathered` in Triton's interpret
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -112,7 +114,7 @@ def attend_fused(
         group.blocks,
         out,
         log_weight,
-        scale * 1.4426950408889634,
+        scale * math.log2(math.e),
         COUNT=count,
         PAGES=group.blocks.size(1),
         SPAN=span,
@@ -126,5 +128,5 @@ def attend_fused(
         num_warps=4,
         num_stages=2,
     )
-    share = (log_weight * 0.6931471805599453).softmax(1)
+    share = (log_weight * math.log(2)).softmax(1)
     return (out * share[..., None]).sum(1).to(query.dtype).unflatten(0, (n, queries))

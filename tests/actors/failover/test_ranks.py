@@ -79,7 +79,7 @@ async def _survives(service: Service, client: AsyncOpenAI, fault: Callable[[], b
     def has_recovered(stats: RouterStats) -> bool:
         return [worker.state for worker in stats.workers] == ['ready'] and stats.workers[0].worker_id != old
 
-    await service.until(has_recovered, LIVENESS_S)
+    await service.until(has_recovered)
     async with asyncio.timeout(LIVENESS_S):
         while placement_groups() != groups:
             await asyncio.sleep(0.5)

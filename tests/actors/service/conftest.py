@@ -40,11 +40,11 @@ class Service:
         stats: RouterStats = await serve.get_deployment_handle('Router', 'test').stats.remote()
         return stats
 
-    async def until(self, condition: Callable[[RouterStats], bool], timeout_s: float = LIVENESS_S) -> RouterStats:
+    async def until(self, condition: Callable[[RouterStats], bool]) -> RouterStats:
         """Wait until the router's numbers meet a condition; a router that is away comes back."""
         stats = None
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(LIVENESS_S):
                 while True:
                     with contextlib.suppress(RayActorError):
                         stats = await self.stats()
@@ -52,7 +52,7 @@ class Service:
                             return stats
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            raise TimeoutError(f'still, after {timeout_s:g} s: {stats}') from None
+            raise TimeoutError(f'still, after {LIVENESS_S:g} s: {stats}') from None
 
     async def until_idle(self) -> RouterStats:
         """Wait until nothing runs or waits, neither in the router nor in the engine, and the numbers say so.
