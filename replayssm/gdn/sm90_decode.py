@@ -29,7 +29,7 @@ from replayssm.gdn.sm90_ring import (
     project_records,
     request_tile,
 )
-from replayssm.gdn.sm90_tiles import row_layout, top_rows, wrap
+from replayssm.gdn.sm90_tiles import row_layout, tf32_mask, top_rows, wrap
 from replayssm.gdn.sm90_window import (
     BK,
     gram,
@@ -108,7 +108,6 @@ def _replay_kernel(
     N: gl.constexpr,
     J: gl.constexpr,
     ROWS: gl.constexpr,
-    EXACT: gl.constexpr,
 ):
     NC: gl.constexpr = K // BK
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
@@ -181,8 +180,9 @@ def _replay_kernel(
             b_d = gl.convert_layout(gl.permute(b_d, [1, 0]), A)
         # the rows that the fold will need fly with the tile; masked off, they cost nothing
         rows = load_key_rows(p_key, read_row, last, flush > 0, K, R, J)
-        y = project_records(b_d, b_w, valid, MMA)
-        y += project_checkpoint(tiles, ready, x, BV, EXACT, MMA) * carry[None, :]
+        mask = tf32_mask(length)
+        y = project_records(b_d, b_w, valid, mask, MMA)
+        y += project_checkpoint(tiles, ready, x, mask, BV, MMA) * carry[None, :]
         if flush > 0:
             p_tile = checkpoint + i_s * slot_checkpoint + (i_hv * V + i_v) * K
             fold(tiles, p_tile, rows, b_d, decay_j, gate_sum, MMA)
@@ -256,6 +256,5 @@ def launch(arguments: tuple[Any, ...], dims: Dims, state: LayerState, tiling: Ti
         N=columns,
         J=16 if dims.R - dims.T <= 16 else 32,
         ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
-        EXACT=state.delta.dtype == torch.float32,
         num_warps=tiling.num_warps,
     )

@@ -10,8 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from replayssm.gdn.sm90_tiles import (
     dot_tf32x3,
     from_fragment_columns,
-    split2,
     split3,
+    split_tf32,
     to_fragment_columns,
     wrap,
 )
@@ -70,7 +70,7 @@ def load_deltas(
 
 
 @gluon.jit
-def project_records(b_d, b_c, valid, MMA: gl.constexpr):
+def project_records(b_d, b_c, valid, mask, MMA: gl.constexpr):
     """sum_j d_j c_nj over the committed records: [BV, N], from d [BV, J] and c [N, J]."""
     B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     # an accumulator's columns are a B operand's rows in the same registers
@@ -80,13 +80,13 @@ def project_records(b_d, b_c, valid, MMA: gl.constexpr):
         c0, c1, c2 = split3(c)
         acc = mma_v2(b_d, c0, mma_v2(b_d, c1, mma_v2(b_d, c2, acc)))
     else:
-        acc = dot_tf32x3(b_d, c, acc)
+        acc = dot_tf32x3(b_d, c, acc, mask)
     # without a committed record the rows read were dead, and may hold NaN
     return gl.where(valid > 0, acc, 0.0)
 
 
 @gluon.jit
-def project_checkpoint(tiles, ready, x, BV: gl.constexpr, EXACT: gl.constexpr, MMA: gl.constexpr):
+def project_checkpoint(tiles, ready, x, mask, BV: gl.constexpr, MMA: gl.constexpr):
     """S0 x as its tiles land: [BV, N]. fp32 tiles are split into bf16 parts in registers; x is exact as it is."""
     N: gl.constexpr = x[0].shape[1]
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 8)
@@ -102,15 +102,10 @@ def project_checkpoint(tiles, ready, x, BV: gl.constexpr, EXACT: gl.constexpr, M
             # 32 columns at a time: splitting all 64 at once took 172 registers, too many for six programs an SM
             halves = gl.split(gl.permute(x[c].reshape([2, 32, N]), [1, 2, 0]))
             for half in gl.static_range(2):
-                b_s = tile.slice(half * 32, 32, dim=1).load(A)
-                b_x = gl.convert_layout(halves[half], B, assert_trivial=True)
-                if EXACT:
-                    s0, s1, s2 = split3(b_s)
-                    rest = mma_v2(s2, b_x, rest)
-                else:
-                    s0, s1 = split2(b_s)
-                acc = mma_v2(s0, b_x, acc)
-                rest = mma_v2(s1, b_x, rest)
+                s_head, s_rest = split_tf32(tile.slice(half * 32, 32, dim=1).load(A), mask)
+                b_x = gl.convert_layout(halves[half], B, assert_trivial=True).to(gl.float32)
+                acc = mma_v2(s_head, b_x, acc, input_precision='tf32')
+                rest = mma_v2(s_rest, b_x, rest, input_precision='tf32')
     return acc + rest
 
 

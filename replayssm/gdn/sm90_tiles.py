@@ -10,25 +10,6 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 
 @gluon.jit
-def split2(x):
-    """fp32 -> bf16 head and remainder; head + remainder is x within 2^-17."""
-    return gl.inline_asm_elementwise(
-        """{
-            .reg .b32 h0, h1; .reg .f32 r0, r1;
-            cvt.rn.bf16x2.f32 $0, $3, $2;
-            shl.b32 h0, $0, 16;       and.b32 h1, $0, 0xffff0000;
-            sub.f32 r0, $2, h0;       sub.f32 r1, $3, h1;
-            cvt.rn.bf16x2.f32 $1, r1, r0;
-        }""",
-        '=&r,=r,r,r',
-        [x],
-        dtype=(gl.bfloat16, gl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
-
-
-@gluon.jit
 def split3(x):
     """fp32 -> three bf16 whose sum is x exactly, as long as no part is subnormal."""
     return gl.inline_asm_elementwise(
@@ -51,17 +32,33 @@ def split3(x):
 
 
 @gluon.jit
-def dot_tf32x3(x, y, acc):
-    """acc + x y with fp32 operands, as three tf32 products; the product of the remainders is left out."""
-    x_head, y_head = _tf32_head(x), _tf32_head(y)
-    acc = mma_v2(x_head, y_head, acc, input_precision='tf32')
-    acc = mma_v2(x - x_head, y_head, acc, input_precision='tf32')
-    return mma_v2(x_head, y - y_head, acc, input_precision='tf32')
+def tf32_mask(unknown):
+    """Mask of the bits that tensor cores read of a tf32, out of any integer >= 0 that is not known when compiling.
+
+    Given a constant, ptxas drops the mask before products, which ignore the other bits anyway, and then has to copy
+    every number into the registers of its fragment; masking can write them there.
+    """
+    return -8192 ^ (unknown >> 31)
 
 
 @gluon.jit
-def _tf32_head(x):
-    return (x.to(gl.int32, bitcast=True) & -8192).to(gl.float32, bitcast=True)
+def split_tf32(x, mask):
+    """fp32 -> tf32 head and remainder, in two instructions; rounding the head would take three to five.
+
+    Tensor cores read 11 bits of the remainder's 13, which leaves x within 2^-22.
+    """
+    head = (x.to(gl.int32, bitcast=True) & mask).to(gl.float32, bitcast=True)
+    return head, x - head
+
+
+@gluon.jit
+def dot_tf32x3(x, y, acc, mask):
+    """acc + x y with fp32 operands, as three tf32 products; the product of the remainders is left out."""
+    x_head, x_rest = split_tf32(x, mask)
+    y_head, y_rest = split_tf32(y, mask)
+    acc = mma_v2(x_head, y_head, acc, input_precision='tf32')
+    acc = mma_v2(x_rest, y_head, acc, input_precision='tf32')
+    return mma_v2(x_head, y_rest, acc, input_precision='tf32')
 
 
 @gluon.jit

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from replayssm.gdn.operands import Dims
 from replayssm.gdn.sm90_decode import Tiling, load_cursor, tile_descriptor
 from replayssm.gdn.sm90_ring import project_records, request_tile
-from replayssm.gdn.sm90_tiles import row_layout, sigmoid
+from replayssm.gdn.sm90_tiles import row_layout, sigmoid, tf32_mask
 from replayssm.gdn.sm90_window import BK, load_values, solve_window
 from replayssm.kda.sm90_ring import (
     fold,
@@ -92,7 +92,6 @@ def _replay_kernel(
     N: gl.constexpr,
     J: gl.constexpr,
     ROWS: gl.constexpr,
-    EXACT: gl.constexpr,
 ):
     NC: gl.constexpr = K // BK
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
@@ -188,15 +187,16 @@ def _replay_kernel(
 
         if b_d.dtype == gl.bfloat16:
             b_d = gl.convert_layout(gl.permute(b_d, [1, 0]), A)
+        mask = tf32_mask(length)
         if T == 1:
             own = exp2(log2_gate(own_logits, bias, rate, lower_bound, BOUNDED))
             columns = (own_key.to(gl.float32) * own, own_query.to(gl.float32) * own)
             c_j = token_weights(rows, columns, scale_n, MMA)
         else:
             folded = gl.allocate_shared_memory(gl.float32, [J, K], KEYS, rows)
-            c_j = window_weights(folded, x_window, MMA)
-        y = project_records(b_d, gl.permute(c_j, [1, 0]), valid, MMA)
-        y += project_checkpoint(tiles, ready, x_checkpoint, BV, EXACT, MMA)
+            c_j = window_weights(folded, x_window, mask, MMA)
+        y = project_records(b_d, gl.permute(c_j, [1, 0]), valid, mask, MMA)
+        y += project_checkpoint(tiles, ready, x_checkpoint, mask, BV, MMA)
         if flush > 0:
             if T == 1:
                 # allocated where it is needed, so that three programs fit an SM
@@ -248,6 +248,5 @@ def launch(
         N=columns,
         J=16 if dims.R - dims.T <= 16 else 32,
         ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
-        EXACT=state.delta.dtype.itemsize == 4,
         num_warps=tiling.num_warps,
     )

@@ -7,9 +7,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from replayssm.gdn.sm90_tiles import dot_tf32x3, from_fragment_columns, split2, split3, to_fragment_columns, wrap
+from replayssm.gdn.sm90_tiles import dot_tf32x3, from_fragment_columns, split3, split_tf32, to_fragment_columns, wrap
 from replayssm.gdn.sm90_window import BK
-from replayssm.kda.sm90_window import exp2, log2_gate, operand_parts
+from replayssm.kda.sm90_window import as_operand, bf16_operands, exp2, log2_gate
 
 
 @gluon.jit
@@ -83,7 +83,7 @@ def token_weights(rows, columns, scale_n, MMA: gl.constexpr):
 
 
 @gluon.jit
-def window_weights(folded, x, MMA: gl.constexpr):
+def window_weights(folded, x, mask, MMA: gl.constexpr):
     """Folded keys [J, K] in shared memory times K / BK window tiles x [N, BK], as the records' B operand [J, N]."""
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
@@ -92,13 +92,13 @@ def window_weights(folded, x, MMA: gl.constexpr):
     acc = gl.zeros([J, N], gl.float32, MMA)
     for c in gl.static_range(len(x)):
         keys = folded.slice(c * BK, BK, dim=1).load(A)
-        acc = dot_tf32x3(keys, gl.convert_layout(gl.permute(x[c], [1, 0]), B), acc)
+        acc = dot_tf32x3(keys, as_operand(x[c], B), acc, mask)
     return gl.convert_layout(acc, B)
 
 
 @gluon.jit
-def project_checkpoint(tiles, ready, x, BV: gl.constexpr, EXACT: gl.constexpr, MMA: gl.constexpr):
-    """S0 x as its tiles land: [BV, N], from window tiles x [N, BK]. fp32 tiles are split into bf16 parts like x.
+def project_checkpoint(tiles, ready, x, mask, BV: gl.constexpr, MMA: gl.constexpr):
+    """S0 x as its tiles land: [BV, N], from window tiles x [N, BK].
 
     32 columns at a time, since the parts of 64 would leave registers for two programs an SM instead of three.
     """
@@ -108,25 +108,22 @@ def project_checkpoint(tiles, ready, x, BV: gl.constexpr, EXACT: gl.constexpr, M
     acc = gl.zeros([BV, N], gl.float32, MMA)
     rest = gl.zeros([BV, N], gl.float32, MMA)
     for c in gl.static_range(len(x)):
-        parts = operand_parts(x[c], B, EXACT)
+        if tiles.dtype == gl.bfloat16:
+            parts = bf16_operands(x[c], B)
+        else:
+            b_x = as_operand(x[c], B)
         mbarrier.wait(ready.index(c), 0)
         for half in gl.static_range(2):
             b_s = tiles.index(c).reshape([BV, BK]).slice(half * 32, 32, dim=1).load(A)
-            x0, x1 = _half(parts[0], half), _half(parts[1], half)
             if b_s.dtype == gl.bfloat16:
-                s0 = b_s
-            elif EXACT:
-                s0, s1, s2 = split3(b_s)
-                rest = mma_v2(s2, x0, rest)
-                rest = mma_v2(s1, x1, rest)
-                rest = mma_v2(s1, x0, rest)
+                acc = mma_v2(b_s, _half(parts[0], half), acc)
+                rest = mma_v2(b_s, _half(parts[1], half), mma_v2(b_s, _half(parts[2], half), rest))
             else:
-                s0, s1 = split2(b_s)
-                rest = mma_v2(s1, x0, rest)
-            if EXACT:
-                rest = mma_v2(s0, _half(parts[2], half), rest)
-            rest = mma_v2(s0, x1, rest)
-            acc = mma_v2(s0, x0, acc)
+                s_head, s_rest = split_tf32(b_s, mask)
+                x_head, x_rest = split_tf32(_half(b_x, half), mask)
+                acc = mma_v2(s_head, x_head, acc, input_precision='tf32')
+                rest = mma_v2(s_rest, x_head, rest, input_precision='tf32')
+                rest = mma_v2(s_head, x_rest, rest, input_precision='tf32')
     return acc + rest
 
 

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from replayssm.gdn.sm90_tiles import log_gate as softplus_gate
-from replayssm.gdn.sm90_tiles import split2, split3, wrap
+from replayssm.gdn.sm90_tiles import split3, wrap
 from replayssm.gdn.sm90_window import BK, NORM_EPS, token_of
 
 
@@ -89,23 +89,19 @@ def window_products(raw, token, gate_n, gate_i, T: gl.constexpr):
 
 
 @gluon.jit
-def operand_parts(x, B: gl.constexpr, EXACT: gl.constexpr):
-    """A window tile [N, BK] as two bf16 parts, or three that are exact, as B operands [BK, N].
-
-    Splitting comes first: before it is copied to every warp there is a quarter of it in a thread.
-    """
-    if EXACT:
-        x0, x1, x2 = split3(x)
-        parts = (_as_operand(x0, B), _as_operand(x1, B), _as_operand(x2, B))
-    else:
-        x0, x1 = split2(x)
-        parts = (_as_operand(x0, B), _as_operand(x1, B))
-    return parts
+def as_operand(x, B: gl.constexpr):
+    """A window tile [N, BK] as the B operand [BK, N]."""
+    return gl.convert_layout(gl.permute(x, [1, 0]), B)
 
 
 @gluon.jit
-def _as_operand(x, B: gl.constexpr):
-    return gl.convert_layout(gl.permute(x, [1, 0]), B)
+def bf16_operands(x, B: gl.constexpr):
+    """A window tile [N, BK] as three bf16 B operands [BK, N] whose sum it is.
+
+    Splitting comes first: before it is copied to every warp there is a quarter of it in a thread.
+    """
+    x0, x1, x2 = split3(x)
+    return as_operand(x0, B), as_operand(x1, B), as_operand(x2, B)
 
 
 @gluon.jit

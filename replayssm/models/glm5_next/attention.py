@@ -15,6 +15,7 @@ from replayssm.models.glm5_next.indexer import Indexer, SharedSelection
 from replayssm.models.glm5_next.linear import Projections
 from replayssm.models.glm5_next.paging import Group, Paging
 from replayssm.models.glm5_next.pieces import float_matmul, pieces
+from replayssm.models.glm5_next.triton_attention import attend_fused
 
 DENSE_TOKENS = 16384
 """Cached tokens up to which a prompt reads all of them under a mask; behind that every query gathers its own."""
@@ -79,8 +80,11 @@ class SparseLatentAttention(nn.Module):
                 selected = self.indexer.select(q_rows, x_rows, pools, group)
                 if shared is not None:
                     shared.record(group.tokens, selected)
-            is_dense = group.is_prompt and group.blocks.size(1) * latents.size(1) <= DENSE_TOKENS
-            attend = attend_dense if is_dense else attend_gathered
+            if group.is_prompt:
+                is_dense = group.blocks.size(1) * latents.size(1) <= DENSE_TOKENS
+                attend = attend_dense if is_dense else attend_gathered
+            else:
+                attend = attend_fused if x.is_cuda else attend_gathered
             outs.append(attend(queries, selected, latents, group, self.scale).flatten(0, 1))
         out = torch.einsum('thc,hdc->thd', torch.cat(outs), to_value)
         return self.o_proj(out.flatten(1)[None])
