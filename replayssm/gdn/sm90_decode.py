@@ -1,9 +1,10 @@
 """Decoding by replay on Hopper: one fused Gluon launch per layer. README.md has the equations.
 
-A program takes BV state rows of one value head of one sequence. It asks for its checkpoint tile by TMA first. While the
-tile flies, the products of the window's raw keys and queries with themselves and with the ring's keys are formed on
-tensor cores; norms, gates and decays multiply the small factors afterwards. Then the tile is projected on all tokens of
-the window at once, and a forward substitution gives d and the outputs. A flushing row rewrites its tile in place.
+A program takes BV state rows of one value head of one sequence. It asks for the records, and then for its checkpoint
+tile by TMA. While the tile flies, the products of the window's raw keys and queries with themselves and with the ring's
+keys are formed on tensor cores; norms, gates and decays multiply the small factors afterwards. Then the tile is
+projected on all tokens of the window at once, and a forward substitution gives d and the outputs. A flushing row
+rewrites its tile in place.
 """
 
 from __future__ import annotations
@@ -127,8 +128,6 @@ def _replay_kernel(
     factors = gl.allocate_shared_memory(gl.float32, [N * N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     for c in gl.static_range(NC + 1):
         mbarrier.init(ready.index(c), count=1)
-    if slot >= 0:
-        request_tile(desc, tiles, ready, slot, i_hv * V + i_v, BV, NC)
 
     # loads that need no slot go before the branch, to fly together with the cursors
     x = load_window(q + i_b * stride_qb + i_h * K, k + i_b * stride_kb + i_h * K, stride_qt, stride_kt, T, N, K, X)
@@ -155,6 +154,8 @@ def _replay_kernel(
         norm_j, gate_j = gl.load(p_key_norm + row_j), gl.load(p_gate + row_j)
         gate_sum = gl.load(p_gate + wrap(read_row + last, R))
         b_d = load_deltas(p_delta, read_row, last, R, V, BV, J, A)
+        # The tile comes last: its bytes would queue before the records, whose arithmetic is to hide behind them.
+        request_tile(desc, tiles, ready, slot, i_hv * V + i_v, BV, NC)
         # Nothing ever arrives here and phase 1 is open. The wait ends the basic block: without it ptxas puts the first
         # use of a load before the last load is issued.
         mbarrier.wait(ready.index(NC), 1)

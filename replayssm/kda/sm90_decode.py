@@ -1,9 +1,9 @@
 """Decoding by replay on Hopper: one fused Gluon launch per layer. README.md has the equations.
 
-A program takes BV state rows of one value head of one sequence. It asks for its checkpoint tile by TMA first. While the
-tile flies, the committed records' gates are evaluated and their keys folded to the window's start, and the window's own
-products are formed. Then the tile is projected on all tokens of the window at once, and a forward substitution gives d
-and the outputs. A flushing row rewrites its tile in place.
+A program takes BV state rows of one value head of one sequence. It asks for the records, and then for its checkpoint
+tile by TMA. While the tile flies, the committed records' gates are evaluated and their keys folded to the window's
+start, and the window's own products are formed. Then the tile is projected on all tokens of the window at once, and a
+forward substitution gives d and the outputs. A flushing row rewrites its tile in place.
 """
 
 from __future__ import annotations
@@ -113,8 +113,6 @@ def _replay_kernel(
     sums = gl.allocate_shared_memory(gl.float32, [K], VECTOR)
     for c in gl.static_range(NC + 1):
         mbarrier.init(ready.index(c), count=1)
-    if slot >= 0:
-        request_tile(desc, tiles, ready, slot, i_hv * V + i_v, BV, NC)
 
     # loads that need no slot go before the branch, to fly together with the cursors
     p_k = k + i_b * stride_kb + i_h * K
@@ -153,6 +151,8 @@ def _replay_kernel(
         newer = load_record_rows(p_gate, newest_first(gl.maximum(o_j - 1, 0), read_row, last, R), K, SEQ)
         first = gl.load(p_gate + read_row * K + o_k)
         b_d = load_deltas(p_delta, read_row, last, R, V, BV, J, A)
+        # The tile comes last: its bytes would queue before the records, whose arithmetic is to hide behind them.
+        request_tile(desc, tiles, ready, slot, i_hv * V + i_v, BV, NC)
         # Nothing ever arrives here and phase 1 is open. The wait ends the basic block: without it ptxas puts the first
         # use of a load before the last load is issued.
         mbarrier.wait(ready.index(NC), 1)
