@@ -51,8 +51,10 @@ def test_it_equals_gathered_attention(
 ) -> None:
     torch.manual_seed(0)
     group = make_group(2, queries, 8, device)
-    latents = torch.randn(17, BLOCK, rank, device=device)
-    query, selected = torch.randn(2, queries, heads, rank, device=device), choose(group, 100)
+    # Strides are those of LMDeploy's packed blocks and of a product with the heads' projections.
+    latents = torch.randn(17, 2, BLOCK, rank, device=device)[:, 1]
+    query = torch.randn(heads, 2 * queries, rank, device=device).transpose(0, 1).unflatten(0, (2, queries))
+    selected = choose(group, 100)
     got = attend(query, selected, latents, group, rank**-0.5, programs)
     expected = attend_gathered(query.double(), selected, latents.double(), group, rank**-0.5)
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=2e-6)

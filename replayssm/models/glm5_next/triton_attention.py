@@ -2,8 +2,6 @@
 
 Scores are taken as [tokens, heads] and outputs as [rank, heads]: the 16 heads that one of four ranks has are the narrow
 side of both products. Tensor cores of Hopper GPUs take 16 columns, while they would compute 64 rows.
-
-Not selected yet: it compiles and equals `attend_gathered` in Triton's interpreter, and waits for a card.
 """
 
 from __future__ import annotations
@@ -35,6 +33,7 @@ def _attend_kernel(
     out,
     log_weight,
     exponent_scale,
+    stride_block,
     COUNT: tl.constexpr,
     PAGES: tl.constexpr,
     SPAN: tl.constexpr,
@@ -67,9 +66,9 @@ def _attend_kernel(
         # Rows of padding may name tokens behind the table; a recycled page may hold NaN, which is not read.
         is_chosen = (chosen >= 0) & (chosen < PAGES * BLOCK_SIZE)
         page = tl.load(p_blocks + chosen // BLOCK_SIZE, mask=is_chosen, other=0).to(tl.int64)
-        row = page * BLOCK_SIZE + chosen % BLOCK_SIZE
+        row = page * stride_block + chosen % BLOCK_SIZE * RANK
         mask_t = is_chosen[:, None] & mask_r[None, :]
-        b_c = tl.load(latents + row[:, None] * RANK + o_r[None, :], mask=mask_t, other=0.0)
+        b_c = tl.load(latents + row[:, None] + o_r[None, :], mask=mask_t, other=0.0)
         b_s = tl.dot(b_c, b_q, input_precision='ieee') * exponent_scale
         b_s = tl.where(is_chosen[:, None], b_s, float('-inf'))
         b_new = tl.maximum(b_max, tl.max(b_s, 0))
@@ -92,7 +91,7 @@ def attend_fused(
     scale: float,
     programs: int = PROGRAMS,
 ) -> torch.Tensor:
-    """See `attention.attend_gathered`; all operands are contiguous and `latents` are of the query's dtype.
+    """See `attention.attend_gathered`; `latents` are of the query's dtype, and a block of them is contiguous.
 
     A query without any token gets zeros. The number of splits depends on shapes alone, so that CUDA graphs stay valid.
 
@@ -108,13 +107,14 @@ def attend_fused(
     out = torch.empty(rows, splits, heads, rank, dtype=torch.float32, device=query.device)
     log_weight = torch.empty(rows, splits, heads, dtype=torch.float32, device=query.device)
     _attend_kernel[(splits, rows, head_blocks)](
-        query,
-        selected,
+        query.contiguous(),
+        selected.contiguous(),
         latents,
-        group.blocks,
+        group.blocks.contiguous(),
         out,
         log_weight,
         scale * math.log2(math.e),
+        latents.stride(0),
         COUNT=count,
         PAGES=group.blocks.size(1),
         SPAN=span,
