@@ -136,8 +136,6 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
     elif arm.model not in IN_LMDEPLOY:
         patch.enable(Settings(replay=None))
     drafts = SpeculativeConfig(METHODS[arm.model], num_speculative_tokens=arm.drafts) if arm.drafts else None
-    memory = MemoryPeak()
-    memory.start()
     begin = time.perf_counter()
     engine = Engine.from_pretrained(
         str(path),
@@ -156,6 +154,10 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
         speculative_config=drafts,
     )
     start_s = time.perf_counter() - begin
+    # Weights are rearranged as they load, in as much memory again, which hides what comes later.
+    torch.cuda.empty_cache()
+    memory = MemoryPeak()
+    memory.start()
     engine.start_loop()
     vocabulary = text['vocab_size']
     await generate_all(engine, arm, vocabulary, 16, seed=1)

@@ -68,19 +68,23 @@ class Benchmark:
     by_record: frozenset[str] = frozenset({'ours', 'portable'})
     asked_us: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
-    def run(self, out: Path, commit: str, workers: int) -> None:
-        """Run the kernels' tests on the GPU, then measure and write every case.
+    def run(self, out: Path, commit: str, workers: int, batches: Sequence[int] = ()) -> None:
+        """Run the kernels' tests on the GPU, then measure and write every case, or those of some batches.
 
         Raises:
             SystemExit: the tests failed; nothing is measured then.
+            ValueError: no case has one of the batches.
         """
+        known = {case.batch for case in self.cases}
+        if not known.issuperset(batches):
+            raise ValueError(f'batch: expected some of {sorted(known)}, got {list(batches)}')
         require_tests(self.name, workers)
         commit = commit or subprocess.check_output(['git', 'rev-parse', 'HEAD'], text=True).strip()
         bandwidth, card, found = copy_bytes_per_us(), torch.cuda.get_device_name(), versions()
         print(f'{card}: device copy {bandwidth / 1e6:.2f} TB/s, {found}')
         outcomes: dict[tuple[str, Case], tuple[float | None, str]] = {}
         rows = []
-        for case in self.cases:
+        for case in (case for case in self.cases if not batches or case.batch in batches):
             row = Row(
                 op=f'{self.name}_decode' if case.tokens == 1 else f'{self.name}_verify',
                 **asdict(case),
@@ -150,9 +154,10 @@ def add_commands(app: typer.Typer, benchmark: Benchmark) -> None:
         out: Annotated[Path, typer.Option(help='JSON file to write.')],
         commit: Annotated[str, typer.Option(help='Commit measured; asked of git unless given.')] = '',
         workers: Annotated[int, typer.Option(help='Processes that the tests are spread over.')] = 0,
+        batch: Annotated[list[int] | None, typer.Option(help='Only this one; may be repeated.')] = None,
     ) -> None:
         """Run the kernels' tests on the GPU, then measure and write every case."""
-        benchmark.run(out, commit, workers)
+        benchmark.run(out, commit, workers, batch or ())
 
     @app.command()
     def plot(data: Path, out: Annotated[Path | None, typer.Option(help='PNG to write.')] = None) -> None:

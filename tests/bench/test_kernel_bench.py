@@ -46,6 +46,11 @@ def test_cursors_are_ragged(batch: int) -> None:
     assert window.advance('cpu').table[:, FLUSH].float().mean() == pytest.approx(0.2, abs=0.05)
 
 
+def test_batches_that_no_case_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'batch: expected some of \[1, 8, 32, 64, 128, 256\], got \[64, 7\]'):
+        bench_gdn.BENCHMARK.run(tmp_path / 'out.json', 'commit', 0, [64, 7])
+
+
 @pytest.mark.parametrize('module', [bench_gdn, bench_kda], ids=['gdn', 'kda'])
 def test_nothing_is_reported_without_the_tests(module: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[list[str]] = []
