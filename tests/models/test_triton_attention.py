@@ -86,11 +86,14 @@ def test_what_is_not_chosen_is_not_read(attend: Attend, device: str) -> None:
     assert (out[0, 1:] == 0).all()
 
 
+@pytest.mark.parametrize('kernel', ['_attend_kernel', '_merge_kernel'])
 @pytest.mark.parametrize(('capability', 'shared_bytes'), [(80, 166912), (90, 232448), (100, 232448)])
-def test_it_compiles(capability: int, shared_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_compiles(kernel: str, capability: int, shared_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (other,) = {'_attend_kernel', '_merge_kernel'} - {kernel}
+    monkeypatch.setattr(getattr(triton_attention, other), 'run', lambda *_, **__: None)
     group = make_group(2, 4, 40, 'cpu')
     latents, query = (torch.empty(2, size, 512, dtype=torch.bfloat16) for size in (BLOCK, 256))
     launch = (triton_attention.attend_fused, query.view(2, 4, 64, 512), choose(group, 100), latents, group, SCALE)
-    binary = compile_launch(monkeypatch, triton_attention._attend_kernel, capability, *launch)
+    binary = compile_launch(monkeypatch, getattr(triton_attention, kernel), capability, *launch)
     assert stack_bytes(binary) == 0 or capability != 90
     assert binary.metadata.shared <= shared_bytes, 'what a program may have'

@@ -32,23 +32,23 @@ class Interpreter:
             else:
                 os.environ['TRITON_INTERPRET'] = before
 
-    def call(self, function: str, *operands: Any) -> torch.Tensor:
-        """Function `package.module.name`, run in the other process."""
+    def call(self, function: str, *operands: Any) -> Any:
+        """What function `package.module.name` returns in the other process: a tensor, or a tuple of them."""
         self._connection.send((function, operands))
         answer = self._connection.recv()
         if isinstance(answer, Exception):
             raise answer
-        return answer.clone()
+        return tuple(x.clone() for x in answer) if isinstance(answer, tuple) else answer.clone()
 
     def close(self) -> None:
         self._connection.send(None)
         self._process.join(timeout=10)
 
 
-def resolve(function: str) -> Callable[..., torch.Tensor]:
+def resolve(function: str) -> Callable[..., Any]:
     """Function `package.module.name`, in this process."""
     module, _, name = function.rpartition('.')
-    found: Callable[..., torch.Tensor] = getattr(importlib.import_module(module), name)
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
 
 

@@ -1,10 +1,11 @@
-"""Attention of decode steps on one GPU: microseconds of a layer's launch, medians of CUDA graph replays.
+"""Operators of decode steps on one GPU: microseconds of a layer's launch, medians of CUDA graph replays.
 
-    python -m tests.bench.bench_attention [windows] [latents]
+    python -m tests.bench.bench_operators [windows] [latents] [streams]
 
 `windows`: drafts of Qwen3.5-35B-A3B with FlashAttention-3 and without it, beside a single token's attention.
 `latents`: sparse latent attention of GLM-5.3-Flash on one of four GPUs, gathered by PyTorch and fused.
-The floor is reading the cached bytes at the rate of a device copy. What is compared must agree first.
+`streams`: hyper-connections of GLM-5.3-Flash around one block, by PyTorch and fused.
+The floor is moving the cached bytes, or the streams, at the rate of a device copy. What is compared must agree first.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from replayssm.models.glm5_next import triton_hyper
 from replayssm.models.glm5_next.attention import attend_gathered
+from replayssm.models.glm5_next.hyper import HyperConnection
 from replayssm.models.glm5_next.paging import Group
 from replayssm.patching import Patches
 from tests.bench.kernel_bench import copy_bytes_per_us, median_us
@@ -26,19 +30,20 @@ from tests.bench.kernel_case import layers_past_l2
 BLOCK = 64
 HEADS, KV_HEADS, SIZE = 16, 2, 256
 LATENT_HEADS, RANK, CHOSEN = 16, 512, 2056
+HIDDEN, STREAMS = 4096, 4
 
 
-class Attention:
-    """One layer after the other: `attend` of the same queries and each layer's caches."""
+class Layers:
+    """One layer after the other: `operator` of each layer's state."""
 
-    def __init__(self, attend: Callable[[torch.Tensor], torch.Tensor], states: list[torch.Tensor]) -> None:
-        self._attend = attend
+    def __init__(self, operator: Callable[[torch.Tensor], torch.Tensor], states: list[torch.Tensor]) -> None:
+        self._operator = operator
         self.states = states
         self.out = torch.empty(0)
 
     def __call__(self) -> None:
         for state in self.states:
-            self.out = self._attend(state)
+            self.out = self._operator(state)
 
 
 def caches(*shape: int) -> list[torch.Tensor]:
@@ -54,7 +59,7 @@ def page_table(batch: int, pages: int) -> torch.Tensor:
     return torch.randperm(batch * pages, device='cuda').view(batch, pages)
 
 
-def report(what: str, read_bytes: int, contenders: dict[str, Attention], bandwidth: float) -> None:
+def report(what: str, moved_bytes: int, contenders: dict[str, Layers], bandwidth: float) -> None:
     """Print a line; the first contender's time over every other one's is its speed-up.
 
     Raises:
@@ -68,7 +73,7 @@ def report(what: str, read_bytes: int, contenders: dict[str, Attention], bandwid
             assert difference.norm() < 1e-2 * reference.out.float().norm(), f'{what}: {name} differs from {first}'
             what = f'{what} {first}/{name} {us[first] / us[name]:.2f}'
     times = ' '.join(f'{name} {value:.1f}' for name, value in us.items())
-    print(f'{what}: floor {read_bytes / bandwidth:.1f} {times}', flush=True)
+    print(f'{what}: floor {moved_bytes / bandwidth:.1f} {times}', flush=True)
 
 
 def bench_windows(bandwidth: float) -> None:
@@ -78,9 +83,7 @@ def bench_windows(bandwidth: float) -> None:
 
     from replayssm.patch import window_attention
 
-    def contender(
-        kind: type[Any], tokens: int, table: torch.Tensor, length: int, states: list[torch.Tensor]
-    ) -> Attention:
+    def contender(kind: type[Any], tokens: int, table: torch.Tensor, length: int, states: list[torch.Tensor]) -> Layers:
         batch = table.size(0)
         metadata = TritonAttentionMetadata(
             is_decoding=True,
@@ -91,7 +94,7 @@ def bench_windows(bandwidth: float) -> None:
         )
         torch.manual_seed(1)
         query, attention = normal(batch * tokens, HEADS, SIZE), kind(HEADS, SIZE, num_kv_heads=KV_HEADS)
-        return Attention(lambda state: attention.forward(query, None, None, *state, metadata), states)
+        return Layers(lambda state: attention.forward(query, None, None, *state, metadata), states)
 
     patches = Patches()
     window_attention.install(patches)
@@ -120,7 +123,7 @@ def bench_latents(bandwidth: float) -> None:
         query = normal(batch, tokens, LATENT_HEADS, RANK)
         states = caches(table.numel(), BLOCK, RANK)
         contenders = {
-            name: Attention(partial(_attend, attend, query, chosen, group), states)
+            name: Layers(partial(_attend, attend, query, chosen, group), states)
             for name, attend in (('gathered', attend_gathered), ('fused', attend_fused))
         }
         report(f'latents T={tokens} B={batch}', batch * tokens * CHOSEN * RANK * 2, contenders, bandwidth)
@@ -132,7 +135,30 @@ def _attend(
     return attend(query, chosen, latents, group, SIZE**-0.5)
 
 
-BENCHMARKS = {'windows': bench_windows, 'latents': bench_latents}
+def bench_streams(bandwidth: float) -> None:
+    config = SimpleNamespace(hidden_size=HIDDEN, hc_mult=STREAMS, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-5)
+    connection = HyperConnection(config, torch.device('cuda'))
+    for parameter in connection.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    weights = connection.fn, connection.base, connection.scale
+    constants = connection.iterations, connection.eps, connection.norm_eps
+
+    def by_pytorch(streams: torch.Tensor) -> torch.Tensor:
+        block, post, comb = connection.read(streams)
+        return connection.write(block, streams, post, comb)
+
+    def fused(streams: torch.Tensor) -> torch.Tensor:
+        block, post, comb = triton_hyper.read(streams, *weights, *constants)
+        return triton_hyper.write(block, streams, post, comb)
+
+    for tokens in (1, 8, 64, 256):
+        states = caches(tokens, STREAMS, HIDDEN)
+        contenders = {'pytorch': Layers(by_pytorch, states), 'fused': Layers(fused, states)}
+        # Streams are read twice and written once, a block's input is written and its output read.
+        report(f'streams T={tokens}', tokens * (3 * STREAMS + 2) * HIDDEN * 2, contenders, bandwidth)
+
+
+BENCHMARKS = {'windows': bench_windows, 'latents': bench_latents, 'streams': bench_streams}
 
 
 def main() -> None:

@@ -1,0 +1,92 @@
+"""Fused hyper-connections against PyTorch's: in Triton's interpreter on a CPU, compiled with --device cuda."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from replayssm.models.glm5_next import triton_hyper
+from replayssm.models.glm5_next.hyper import HyperConnection
+from tests.replay.interpreter import Interpreter
+from tests.replay.offline import compile_launch, stack_bytes
+
+from .small_indexer import randomised
+
+MODULE = 'replayssm.models.glm5_next.triton_hyper'
+Call = Callable[..., Any]
+
+
+@pytest.fixture(scope='module')
+def call(device: str) -> Iterator[Call]:
+    """A function of the module by name."""
+    if device == 'cuda':
+        yield lambda name, *operands: getattr(triton_hyper, name)(*operands)
+        return
+    interpreter = Interpreter()
+    yield lambda name, *operands: interpreter.call(f'{MODULE}.{name}', *operands)
+    interpreter.close()
+
+
+def connection(hidden: int, streams: int, device: str) -> HyperConnection:
+    config = SimpleNamespace(hidden_size=hidden, hc_mult=streams, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-5)
+    made = randomised(HyperConnection(config, torch.device('cpu')))
+    assert isinstance(made, HyperConnection)
+    return made.to(device)
+
+
+def parameters(module: HyperConnection) -> tuple[Any, ...]:
+    return module.fn, module.base, module.scale, module.iterations, module.eps, module.norm_eps
+
+
+@pytest.mark.parametrize(('tokens', 'hidden', 'streams'), [(1, 64, 4), (5, 24, 4), (37, 96, 2), (16, 1030, 4)], ids=str)
+def test_it_equals_hyper_connections(tokens: int, hidden: int, streams: int, call: Call, device: str) -> None:
+    module = connection(hidden, streams, device)
+    # heads of a product come first, as any block may leave them
+    x = torch.randn(streams, tokens, hidden, device=device).transpose(0, 1)[None]
+    output = torch.randn(1, hidden, tokens, device=device).mT
+    found, expected = call('read', x, *parameters(module)), module.read(x)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+    written = call('write', output, x, *expected[1:])
+    torch.testing.assert_close(written, module.write(output, x, *expected[1:]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_token_does_not_depend_on_the_others(call: Call, device: str) -> None:
+    module = connection(64, 4, device)
+    x = torch.randn(1, 40, 4, 64, device=device)
+    together = call('read', x, *parameters(module))
+    for ours, alone in zip(together, call('read', x[:, 7:8], *parameters(module)), strict=True):
+        assert torch.equal(ours[:, 7:8], alone)
+
+
+@pytest.mark.cuda
+def test_it_equals_hyper_connections_in_bf16() -> None:
+    module = connection(4096, 4, 'cuda')
+    torch.nn.init.normal_(module.fn, std=0.01)
+    x, output = torch.randn(1, 70, 4, 4096).bfloat16().cuda(), torch.randn(1, 70, 4096).bfloat16().cuda()
+    found, expected = triton_hyper.read(x, *parameters(module)), module.read(x)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+    written = triton_hyper.write(output, x, *expected[1:])
+    torch.testing.assert_close(written, module.write(output, x, *expected[1:]), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize('capability', [80, 90, 100])
+@pytest.mark.parametrize('kernel', ['_project_kernel', '_mix_kernel', '_write_kernel'])
+def test_it_compiles(kernel: str, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in {'_project_kernel', '_mix_kernel', '_write_kernel'} - {kernel}:
+        monkeypatch.setattr(getattr(triton_hyper, other), 'run', lambda *_, **__: None)
+    module, x = connection(4096, 4, 'cpu'), torch.empty(1, 64, 4, 4096, dtype=torch.bfloat16)
+    post, comb = x.new_empty(1, 64, 4), x.new_empty(1, 64, 4, 4)
+
+    def launch() -> None:
+        if kernel == '_write_kernel':
+            triton_hyper.write(x[:, :, 0], x, post, comb)
+        else:
+            triton_hyper.read(x, *parameters(module))
+
+    assert stack_bytes(compile_launch(monkeypatch, getattr(triton_hyper, kernel), capability, launch)) == 0
