@@ -33,12 +33,14 @@ class Interpreter:
                 os.environ['TRITON_INTERPRET'] = before
 
     def call(self, function: str, *operands: Any) -> Any:
-        """What function `package.module.name` returns in the other process: a tensor, or a tuple of them."""
+        """What function `package.module.name` returns in the other process: a tensor, a tuple of them, or nothing."""
         self._connection.send((function, operands))
         answer = self._connection.recv()
         if isinstance(answer, Exception):
             raise answer
-        return tuple(x.clone() for x in answer) if isinstance(answer, tuple) else answer.clone()
+        if isinstance(answer, tuple):
+            return tuple(tensor.clone() for tensor in answer)
+        return None if answer is None else answer.clone()
 
     def close(self) -> None:
         self._connection.send(None)

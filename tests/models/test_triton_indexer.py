@@ -1,0 +1,99 @@
+"""The fused indexer against PyTorch's: in Triton's interpreter on a CPU, compiled with --device cuda."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from replayssm.models.glm5_next import triton_indexer
+from replayssm.models.glm5_next.paging import Paging, build_paging
+from tests.replay.interpreter import Interpreter
+from tests.replay.offline import compile_launch, stack_bytes
+
+from .small_indexer import BLOCK, DIM, DRAFTS, HEADS, HIDDEN, POOL, RANK, ROWS, local_indexer, step
+
+MODULE = 'replayssm.models.glm5_next.triton_indexer'
+Call = Callable[..., Any]
+WINDOWS = pytest.mark.parametrize('window', [1, 1 + DRAFTS])
+
+
+@pytest.fixture(scope='module')
+def call(device: str) -> Iterator[Call]:
+    """A function of the module by name."""
+    if device == 'cuda':
+        yield lambda name, *operands: getattr(triton_indexer, name)(*operands)
+        return
+    interpreter = Interpreter()
+    yield lambda name, *operands: interpreter.call(f'{MODULE}.{name}', *operands)
+    interpreter.close()
+
+
+def padded_paging(history: list[int], window: int, device: str) -> Paging:
+    """Two sequences, and a third of padding that names the first one's pages."""
+    blocks = torch.tensor([[0, 2, 7, 1, 3], [6, 4, 8, 5, 3]])
+    metadata = step([*history, 0], window, True, F.pad(blocks, (0, 3, 0, 1)))
+    moved = {k: v if isinstance(v, bool) else v.to(device) for k, v in vars(metadata).items()}
+    return build_paging(SimpleNamespace(**moved), torch.tensor([1, 2, -1], device=device), 3 * window, BLOCK)
+
+
+def packed(*shape: int, device: str) -> torch.Tensor:
+    """A cache of which an entry lies beside another cache's."""
+    return torch.randn(shape[0], 2, *shape[1:], device=device)[:, 1]
+
+
+@WINDOWS
+@torch.no_grad()
+def test_pools_and_tails_equal_the_indexers(window: int, call: Call, device: str) -> None:
+    indexer = local_indexer()[0].to(device)
+    for history in ([2, 29], [3, 30], [31, 6], [0, 12]):
+        paging, x = padded_paging(history, window, device), torch.randn(3 * window, HIDDEN, device=device)
+        x[2 * window :] = float('nan')
+        pools, tail = packed(9, BLOCK // POOL, DIM, device=device), packed(3, ROWS, 2, DIM, device=device)
+        expected = pools.clone(), tail.clone()
+        indexer.write(x, *expected, paging)
+        keys, logits = indexer.k_norm(indexer.wk(x)), F.linear(x, indexer.index_kpool_compress_gate)
+        call('write', keys, logits, indexer.index_kpool_compress_ape, pools, tail, paging)
+        for ours, theirs in zip((pools, tail), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@WINDOWS
+@torch.no_grad()
+def test_what_is_selected_is_what_the_indexer_selects(window: int, call: Call, device: str) -> None:
+    indexer = local_indexer()[0].to(device)
+    pools = packed(9, BLOCK // POOL, DIM, device=device)
+    for history in ([2, 29], [39, 12], [0, 3]):
+        paging = padded_paging(history, min(window, 40 - max(history)), device)
+        (group,) = paging.groups
+        shape = group.position.shape
+        x, q_latent = torch.randn(*shape, HIDDEN, device=device), torch.randn(*shape, RANK, device=device)
+        queries = indexer.wq_b(q_latent).unflatten(-1, (HEADS, DIM))
+        weights = F.linear(x, indexer.weights_proj.weight) * HEADS**-0.5
+        scores = call('score', queries, weights, pools, group, POOL)
+        expected = indexer.score(queries, weights, pools[group.blocks].flatten(1, 2), group.position)
+        torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
+        best = expected.topk(indexer.top_pools, -1, sorted=False)
+        selected = call('expand', best.indices, best.values, group.position, POOL, indexer.width)
+        assert torch.equal(selected, indexer.select(q_latent, x, pools, group))
+
+
+@pytest.mark.parametrize('capability', [80, 90, 100])
+@pytest.mark.parametrize('kernel', ['write', 'score', 'expand'])
+def test_it_compiles(kernel: str, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    paging = padded_paging([2, 29], 4, 'cpu')
+    (group,) = paging.groups
+    keys, ape = torch.empty(12, 128).bfloat16(), torch.empty(POOL, 128).bfloat16()
+    pools, tail = torch.empty(9, 16, 128).bfloat16(), torch.empty(3, ROWS, 2, 128).bfloat16()
+    queries, weights = torch.empty(3, 4, 32, 128).bfloat16(), torch.empty(3, 4, 32)
+    operands = {
+        'write': (keys, keys, ape, pools, tail, paging),
+        'score': (queries, weights, pools, group, POOL),
+        'expand': (torch.zeros(3, 4, 512).long(), torch.zeros(3, 4, 512), group.position, POOL, 2056),
+    }
+    launch, jitted = getattr(triton_indexer, kernel), getattr(triton_indexer, f'_{kernel}_kernel')
+    assert stack_bytes(compile_launch(monkeypatch, jitted, capability, launch, *operands[kernel])) == 0
