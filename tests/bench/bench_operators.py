@@ -1,9 +1,10 @@
 """Operators of decode steps on one GPU: microseconds of a layer's launch, medians of CUDA graph replays.
 
-    python -m tests.bench.bench_operators [windows] [latents] [streams]
+    python -m tests.bench.bench_operators [windows] [latents] [pools] [streams]
 
 `windows`: drafts of Qwen3.5-35B-A3B with FlashAttention-3 and without it, beside a single token's attention.
 `latents`: sparse latent attention of GLM-5.3-Flash on one of four GPUs, gathered by PyTorch and fused.
+`pools`: choice of those latents by scores of pooled keys, by PyTorch and fused.
 `streams`: hyper-connections of GLM-5.3-Flash around one block, by PyTorch and fused.
 The floor is moving the cached bytes, or the streams, at the rate of a device copy. What is compared must agree first.
 """
@@ -18,10 +19,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from replayssm.models.glm5_next import triton_hyper
+from replayssm.models.glm5_next import triton_hyper, triton_indexer
 from replayssm.models.glm5_next.attention import attend_gathered
 from replayssm.models.glm5_next.hyper import HyperConnection
+from replayssm.models.glm5_next.indexer import Indexer
 from replayssm.models.glm5_next.paging import Group
 from replayssm.patching import Patches
 from tests.bench.kernel_bench import copy_bytes_per_us, median_us
@@ -30,7 +33,8 @@ from tests.bench.kernel_case import layers_past_l2
 BLOCK = 64
 HEADS, KV_HEADS, SIZE = 16, 2, 256
 LATENT_HEADS, RANK, CHOSEN = 16, 512, 2056
-HIDDEN, STREAMS = 4096, 4
+HIDDEN, STREAMS, Q_RANK = 4096, 4, 1536
+INDEX_HEADS, INDEX_DIM, POOL = 32, 128, 4
 
 
 class Layers:
@@ -66,14 +70,18 @@ def report(what: str, moved_bytes: int, contenders: dict[str, Layers], bandwidth
         AssertionError: contenders with outputs of one shape differ.
     """
     us = {name: median_us(contender) for name, contender in contenders.items()}
-    (first, reference), *others = contenders.items()
-    for name, contender in others:
-        if contender.out.numel() == reference.out.numel():
-            difference = contender.out.flatten().float() - reference.out.flatten().float()
-            assert difference.norm() < 1e-2 * reference.out.float().norm(), f'{what}: {name} differs from {first}'
+    (first, reference), *others = ((name, comparable(contender.out)) for name, contender in contenders.items())
+    for name, out in others:
+        if out.numel() == reference.numel():
+            assert (out - reference).norm() < 1e-2 * reference.norm(), f'{what}: {name} differs from {first}'
             what = f'{what} {first}/{name} {us[first] / us[name]:.2f}'
     times = ' '.join(f'{name} {value:.1f}' for name, value in us.items())
     print(f'{what}: floor {moved_bytes / bandwidth:.1f} {times}', flush=True)
+
+
+def comparable(out: torch.Tensor) -> torch.Tensor:
+    """An output as one vector; chosen tokens, which come in any order, sorted."""
+    return (out if out.is_floating_point() else out.sort(-1).values).flatten().float()
 
 
 def bench_windows(bandwidth: float) -> None:
@@ -135,6 +143,34 @@ def _attend(
     return attend(query, chosen, latents, group, SIZE**-0.5)
 
 
+def bench_pools(bandwidth: float) -> None:
+    indexer = Indexer.__new__(Indexer)
+    torch.nn.Module.__init__(indexer)
+    indexer.heads, indexer.dim, indexer.pool, indexer.top_pools = INDEX_HEADS, INDEX_DIM, POOL, (CHOSEN - 8) // POOL
+    linear = partial(torch.nn.Linear, bias=False, device='cuda', dtype=torch.bfloat16)
+    indexer.wq_b, indexer.weights_proj = linear(Q_RANK, INDEX_HEADS * INDEX_DIM), linear(HIDDEN, INDEX_HEADS)
+
+    def select(q_latent: torch.Tensor, x: torch.Tensor, group: Group, pools: torch.Tensor) -> torch.Tensor:
+        return indexer.select(q_latent, x, pools, group)
+
+    def select_fused(q_latent: torch.Tensor, x: torch.Tensor, group: Group, pools: torch.Tensor) -> torch.Tensor:
+        queries = indexer.wq_b(q_latent).unflatten(-1, (INDEX_HEADS, INDEX_DIM))
+        weights = F.linear(x.float(), indexer.weights_proj.weight.float()) * INDEX_HEADS**-0.5
+        best = triton_indexer.score(queries, weights, pools, group, POOL).topk(indexer.top_pools, -1, sorted=False)
+        return triton_indexer.expand(best.indices, best.values, group.position, POOL, indexer.width)
+
+    for tokens, batch, length in [(t, b, n) for t in (1, 4) for b in (8, 64) for n in (4096, 32768)]:
+        table, position = page_table(batch, length // BLOCK), torch.full((batch, tokens), length - 1, device='cuda')
+        group = Group(slice(0, position.numel()), table, position, position[:, -1] + 1, is_prompt=False)
+        operands = normal(batch, tokens, Q_RANK), normal(batch, tokens, HIDDEN), group
+        states = caches(table.numel(), BLOCK // POOL, INDEX_DIM)
+        contenders = {
+            'pytorch': Layers(partial(select, *operands), states),
+            'fused': Layers(partial(select_fused, *operands), states),
+        }
+        report(f'pools T={tokens} B={batch} {length} cached', states[0].numel() * 2, contenders, bandwidth)
+
+
 def bench_streams(bandwidth: float) -> None:
     config = SimpleNamespace(hidden_size=HIDDEN, hc_mult=STREAMS, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-5)
     connection = HyperConnection(config, torch.device('cuda'))
@@ -158,7 +194,7 @@ def bench_streams(bandwidth: float) -> None:
         report(f'streams T={tokens}', tokens * (3 * STREAMS + 2) * HIDDEN * 2, contenders, bandwidth)
 
 
-BENCHMARKS = {'windows': bench_windows, 'latents': bench_latents, 'streams': bench_streams}
+BENCHMARKS = {'windows': bench_windows, 'latents': bench_latents, 'pools': bench_pools, 'streams': bench_streams}
 
 
 def main() -> None:
