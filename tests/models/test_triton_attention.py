@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,21 +12,15 @@ import torch
 from replayssm.models.glm5_next import triton_attention
 from replayssm.models.glm5_next.attention import attend_gathered
 from replayssm.models.glm5_next.paging import Group
-from tests.replay.interpreter import Interpreter
 from tests.replay.offline import compile_launch, stack_bytes
 
 SCALE, BLOCK = 0.3, 16
 Attend = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(scope='module')
-def attend(device: str) -> Iterator[Attend]:
-    if device == 'cuda':
-        yield triton_attention.attend_fused
-        return
-    interpreter = Interpreter()
-    yield lambda *operands: interpreter.call('replayssm.models.glm5_next.triton_attention.attend_fused', *operands)
-    interpreter.close()
+@pytest.fixture
+def attend(call: Callable[..., Any]) -> Attend:
+    return partial(call, 'triton_attention.attend_fused')
 
 
 def make_group(sequences: int, queries: int, pages: int, device: str) -> Group:

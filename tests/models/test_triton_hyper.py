@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,24 +11,11 @@ import torch
 
 from replayssm.models.glm5_next import triton_hyper
 from replayssm.models.glm5_next.hyper import HyperConnection
-from tests.replay.interpreter import Interpreter
 from tests.replay.offline import compile_launch, stack_bytes
 
 from .small_indexer import randomised
 
-MODULE = 'replayssm.models.glm5_next.triton_hyper'
 Call = Callable[..., Any]
-
-
-@pytest.fixture(scope='module')
-def call(device: str) -> Iterator[Call]:
-    """A function of the module by name."""
-    if device == 'cuda':
-        yield lambda name, *operands: getattr(triton_hyper, name)(*operands)
-        return
-    interpreter = Interpreter()
-    yield lambda name, *operands: interpreter.call(f'{MODULE}.{name}', *operands)
-    interpreter.close()
 
 
 def connection(hidden: int, streams: int, device: str) -> HyperConnection:
@@ -48,18 +35,18 @@ def test_it_equals_hyper_connections(tokens: int, hidden: int, streams: int, cal
     # heads of a product come first, as any block may leave them
     x = torch.randn(streams, tokens, hidden, device=device).transpose(0, 1)[None]
     output = torch.randn(1, hidden, tokens, device=device).mT
-    found, expected = call('read', x, *parameters(module)), module.read(x)
+    found, expected = call('triton_hyper.read', x, *parameters(module)), module.read(x)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
-    written = call('write', output, x, *expected[1:])
+    written = call('triton_hyper.write', output, x, *expected[1:])
     torch.testing.assert_close(written, module.write(output, x, *expected[1:]), rtol=1e-5, atol=1e-5)
 
 
 def test_a_token_does_not_depend_on_the_others(call: Call, device: str) -> None:
     module = connection(64, 4, device)
     x = torch.randn(1, 40, 4, 64, device=device)
-    together = call('read', x, *parameters(module))
-    for ours, alone in zip(together, call('read', x[:, 7:8], *parameters(module)), strict=True):
+    together = call('triton_hyper.read', x, *parameters(module))
+    for ours, alone in zip(together, call('triton_hyper.read', x[:, 7:8], *parameters(module)), strict=True):
         assert torch.equal(ours[:, 7:8], alone)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,25 +12,12 @@ import torch.nn.functional as F
 
 from replayssm.models.glm5_next import triton_indexer
 from replayssm.models.glm5_next.paging import Paging, build_paging
-from tests.replay.interpreter import Interpreter
 from tests.replay.offline import compile_launch, stack_bytes
 
 from .small_indexer import BLOCK, DIM, DRAFTS, HEADS, HIDDEN, POOL, RANK, ROWS, local_indexer, step
 
-MODULE = 'replayssm.models.glm5_next.triton_indexer'
 Call = Callable[..., Any]
 WINDOWS = pytest.mark.parametrize('window', [1, 1 + DRAFTS])
-
-
-@pytest.fixture(scope='module')
-def call(device: str) -> Iterator[Call]:
-    """A function of the module by name."""
-    if device == 'cuda':
-        yield lambda name, *operands: getattr(triton_indexer, name)(*operands)
-        return
-    interpreter = Interpreter()
-    yield lambda name, *operands: interpreter.call(f'{MODULE}.{name}', *operands)
-    interpreter.close()
 
 
 def padded_paging(history: list[int], window: int, device: str) -> Paging:
@@ -57,7 +44,7 @@ def test_pools_and_tails_equal_the_indexers(window: int, call: Call, device: str
         expected = pools.clone(), tail.clone()
         indexer.write(x, *expected, paging)
         keys, logits = indexer.k_norm(indexer.wk(x)), F.linear(x, indexer.index_kpool_compress_gate)
-        call('write', keys, logits, indexer.index_kpool_compress_ape, pools, tail, paging)
+        call('triton_indexer.write', keys, logits, indexer.index_kpool_compress_ape, pools, tail, paging)
         for ours, theirs in zip((pools, tail), expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
@@ -74,11 +61,11 @@ def test_what_is_selected_is_what_the_indexer_selects(window: int, call: Call, d
         x, q_latent = torch.randn(*shape, HIDDEN, device=device), torch.randn(*shape, RANK, device=device)
         queries = indexer.wq_b(q_latent).unflatten(-1, (HEADS, DIM))
         weights = F.linear(x, indexer.weights_proj.weight) * HEADS**-0.5
-        scores = call('score', queries, weights, pools, group, POOL)
+        scores = call('triton_indexer.score', queries, weights, pools, group, POOL)
         expected = indexer.score(queries, weights, pools[group.blocks].flatten(1, 2), group.position)
         torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
         best = expected.topk(indexer.top_pools, -1, sorted=False)
-        selected = call('expand', best.indices, best.values, group.position, POOL, indexer.width)
+        selected = call('triton_indexer.expand', best.indices, best.values, group.position, POOL, indexer.width)
         assert torch.equal(selected, indexer.select(q_latent, x, pools, group))
 
 

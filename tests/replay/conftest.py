@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
-from .interpreter import Interpreter, resolve
+from .interpreter import calling
 from .kernels import forced
 from .trial import Decode, Shape
 
@@ -15,27 +16,21 @@ MATERIALISE = 'replayssm.{}.triton_materialise.materialise'
 
 
 @pytest.fixture(scope='package')
-def interpreter(device: str) -> Iterator[Interpreter | None]:
-    """Triton's interpreter, None on a GPU."""
-    if device == 'cuda':
-        yield None
-        return
-    interpreter = Interpreter()
-    yield interpreter
-    interpreter.close()
+def call(device: str) -> Iterator[Callable[..., Any]]:
+    """Calls a function by its full name."""
+    with calling(device) as call:
+        yield call
 
 
 @pytest.fixture
-def portable(interpreter: Interpreter | None) -> Callable[[Shape], Decode]:
+def portable(call: Callable[..., Any], device: str) -> Callable[[Shape], Decode]:
     """The portable `replay_decode` of a shape's layer."""
-    if interpreter is None:
+    if device == 'cuda':
         return lambda shape: forced('portable', shape)
-    return lambda shape: partial(interpreter.call, f'replayssm.{shape.layer}.decode.replay_decode')
+    return lambda shape: partial(call, f'replayssm.{shape.layer}.decode.replay_decode')
 
 
 @pytest.fixture
-def materialise(interpreter: Interpreter | None) -> Callable[[Shape], Decode]:
+def materialise(call: Callable[..., Any]) -> Callable[[Shape], Decode]:
     """The `materialise` kernel of a shape's layer."""
-    if interpreter is None:
-        return lambda shape: resolve(MATERIALISE.format(shape.layer))
-    return lambda shape: partial(interpreter.call, MATERIALISE.format(shape.layer))
+    return lambda shape: partial(call, MATERIALISE.format(shape.layer))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -45,6 +46,17 @@ class Interpreter:
     def close(self) -> None:
         self._connection.send(None)
         self._process.join(timeout=10)
+
+
+@contextmanager
+def calling(device: str) -> Iterator[Callable[..., Any]]:
+    """Call functions `package.module.name` where their kernels run: here on a GPU, in an interpreter on a CPU."""
+    if device == 'cuda':
+        yield lambda function, *operands: resolve(function)(*operands)
+        return
+    interpreter = Interpreter()
+    yield interpreter.call
+    interpreter.close()
 
 
 def resolve(function: str) -> Callable[..., Any]:
