@@ -15,8 +15,8 @@ DEMO_CORPUS ?= build/demo-corpus.jsonl.xz
 TRAIN_ARGS ?= --out build/demo-model --device cuda --minutes 15
 # On two cores a worker of two ranks takes up to a minute to come back.
 CHAOS_ARGS ?= --tp 2 --period-s 40
-COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	--no-emit-find-links --no-annotate --quiet --custom-compile-command 'make lock'
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --quiet \
+	--custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -87,7 +87,7 @@ def project_records(b_d, b_c, valid, mask, MMA: gl.constexpr):
 
 @gluon.jit
 def project_checkpoint(tiles, ready, x, mask, BV: gl.constexpr, MMA: gl.constexpr):
-    """S0 x as its tiles land: [BV, N]. fp32 tiles are split into bf16 parts in registers; x is exact as it is."""
+    """S0 x as its tiles land: [BV, N]. fp32 tiles are split into tf32 parts in registers; x is exact as it is."""
     N: gl.constexpr = x[0].shape[1]
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 8)
     B: gl.constexpr = gl.DotOperandLayout(1, MMA, 8)
