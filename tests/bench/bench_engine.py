@@ -37,8 +37,8 @@ ACCEPTANCE = {
 """Shares of verify steps that accept 0, 1, 2, 3 drafts; the mix has a mean of 2.4."""
 IN_LMDEPLOY = frozenset({'qwen3.5-35b-a3b'})
 """Models that LMDeploy runs without this package."""
-_FIRST_MODEL = {'model': 'qwen3.5-35b-a3b', 'shard': 1, 'fp8': False, 'eager': False}
-"""What files say that were written when there was one model."""
+_FIRST = {'model': 'qwen3.5-35b-a3b', 'shard': 1, 'fp8': False, 'eager': False, 'buffer_len': 16}
+"""What files mean that were written when there was no choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Arm:
     acceptance: str
     record_dtype: str
     checkpoint_dtype: str
+    buffer_len: int
 
 
 class MemoryPeak(threading.Thread):
@@ -131,7 +132,7 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
     if arm.drafts:
         forced_acceptance.install(patches, ACCEPTANCE[arm.acceptance])
     if arm.replay:
-        config = ReplayConfig(16, arm.checkpoint_dtype, arm.record_dtype)  # type: ignore[arg-type]
+        config = ReplayConfig(arm.buffer_len, arm.checkpoint_dtype, arm.record_dtype)  # type: ignore[arg-type]
         patch.enable(config)
     elif arm.model not in IN_LMDEPLOY:
         patch.enable(Settings(replay=None))
@@ -204,6 +205,7 @@ def run(
     acceptance: Annotated[str, typer.Option(help=', '.join(ACCEPTANCE))] = 'mix',
     record_dtype: str = 'float32',
     checkpoint_dtype: str = 'float32',
+    buffer_len: int = 16,
     repeats: int = 2,
 ) -> None:
     """Measure one arm."""
@@ -211,7 +213,7 @@ def run(
     os.environ.setdefault('LMDEPLOY_ENABLE_CHECK_ENV', '0')
     count = layers or MODELS[model](None, 1)['text_config']['num_hidden_layers']
     arm = Arm(model, replay, drafts, batch, count, shard, fp8, eager, tokens_in, tokens_out, kv_blocks, acceptance,
-              record_dtype, checkpoint_dtype)  # fmt: skip
+              record_dtype, checkpoint_dtype, buffer_len)  # fmt: skip
     result = asyncio.run(measure(arm, repeats))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1))
@@ -224,9 +226,9 @@ def run(
 def table(files: list[Path]) -> None:
     """Print ON against OFF for every pair of arms that differ in nothing else."""
     results = [json.loads(file.read_text()) for file in files]
-    differing = ('replay', 'record_dtype')
+    differing = ('replay', 'record_dtype', 'buffer_len')
     for result in results:
-        result['arm'] = _FIRST_MODEL | result['arm']
+        result['arm'] = _FIRST | result['arm']
     print('arm | tok/s | TPOT | TTFT | state GiB | NVML peak GiB | KV blocks')
     for off in (r for r in results if not r['arm']['replay']):
         for on in (r for r in results if r['arm']['replay']):
@@ -250,7 +252,8 @@ def _row(off: dict[str, Any], on: dict[str, Any]) -> str:
 
     arm = on['arm']
     shape = f'{arm["model"]}, {arm["layers"]} layers, 1/{arm["shard"]}{", fp8" * arm["fp8"]}{", eager" * arm["eager"]}'
-    name = f'{shape}, drafts {arm["drafts"]}, batch {arm["batch"]}, {arm["acceptance"]}, records {arm["record_dtype"]}'
+    records = f'{arm["buffer_len"]} records of {arm["record_dtype"]}'
+    name = f'{shape}, drafts {arm["drafts"]}, batch {arm["batch"]}, {arm["acceptance"]}, {records}'
     columns = [name, change('output_tokens_per_s', max), change('tpot_s', min), change('ttft_s', min)]
     columns += [gib('state_bytes'), gib('nvml_peak_bytes'), f'{off["kv_blocks"]} -> {on["kv_blocks"]}']
     return ' | '.join(columns)

@@ -15,16 +15,12 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 
-from replayssm.models.glm5_next import triton_hyper, triton_indexer
+from replayssm.models.glm5_next import hyper, indexer, triton_hyper, triton_indexer
 from replayssm.models.glm5_next.attention import attend_gathered
-from replayssm.models.glm5_next.hyper import HyperConnection
-from replayssm.models.glm5_next.indexer import Indexer
 from replayssm.models.glm5_next.paging import Group
 from replayssm.patching import Patches
 from tests.bench.kernel_bench import copy_bytes_per_us, median_us
@@ -33,7 +29,7 @@ from tests.bench.kernel_case import layers_past_l2
 BLOCK = 64
 HEADS, KV_HEADS, SIZE = 16, 2, 256
 LATENT_HEADS, RANK, CHOSEN = 16, 512, 2056
-HIDDEN, STREAMS, Q_RANK = 4096, 4, 1536
+HIDDEN, STREAMS = 4096, 4
 INDEX_HEADS, INDEX_DIM, POOL = 32, 128, 4
 
 
@@ -144,54 +140,41 @@ def _attend(
 
 
 def bench_pools(bandwidth: float) -> None:
-    indexer = Indexer.__new__(Indexer)
-    torch.nn.Module.__init__(indexer)
-    indexer.heads, indexer.dim, indexer.pool, indexer.top_pools = INDEX_HEADS, INDEX_DIM, POOL, (CHOSEN - 8) // POOL
-    linear = partial(torch.nn.Linear, bias=False, device='cuda', dtype=torch.bfloat16)
-    indexer.wq_b, indexer.weights_proj = linear(Q_RANK, INDEX_HEADS * INDEX_DIM), linear(HIDDEN, INDEX_HEADS)
-
-    def select(q_latent: torch.Tensor, x: torch.Tensor, group: Group, pools: torch.Tensor) -> torch.Tensor:
-        return indexer.select(q_latent, x, pools, group)
-
-    def select_fused(q_latent: torch.Tensor, x: torch.Tensor, group: Group, pools: torch.Tensor) -> torch.Tensor:
-        queries = indexer.wq_b(q_latent).unflatten(-1, (INDEX_HEADS, INDEX_DIM))
-        weights = F.linear(x.float(), indexer.weights_proj.weight.float()) * INDEX_HEADS**-0.5
-        best = triton_indexer.score(queries, weights, pools, group, POOL).topk(indexer.top_pools, -1, sorted=False)
-        return triton_indexer.expand(best.indices, best.values, group.position, POOL, indexer.width)
-
+    contenders = {'pytorch': indexer.select_tokens, 'fused': triton_indexer.select_tokens}
     for tokens, batch, length in [(t, b, n) for t in (1, 4) for b in (8, 64) for n in (4096, 32768)]:
         table, position = page_table(batch, length // BLOCK), torch.full((batch, tokens), length - 1, device='cuda')
         group = Group(slice(0, position.numel()), table, position, position[:, -1] + 1, is_prompt=False)
-        operands = normal(batch, tokens, Q_RANK), normal(batch, tokens, HIDDEN), group
+        queries = normal(batch, tokens, INDEX_HEADS, INDEX_DIM)
+        weights = torch.randn(batch, tokens, INDEX_HEADS, device='cuda')
         states = caches(table.numel(), BLOCK // POOL, INDEX_DIM)
-        contenders = {
-            'pytorch': Layers(partial(select, *operands), states),
-            'fused': Layers(partial(select_fused, *operands), states),
-        }
-        report(f'pools T={tokens} B={batch} {length} cached', states[0].numel() * 2, contenders, bandwidth)
+        layers = {name: Layers(partial(_select, s, queries, weights, group), states) for name, s in contenders.items()}
+        report(f'pools T={tokens} B={batch} {length} cached', states[0].numel() * 2, layers, bandwidth)
+
+
+def _select(
+    select: Callable[..., torch.Tensor],
+    queries: torch.Tensor,
+    weights: torch.Tensor,
+    group: Group,
+    pools: torch.Tensor,
+) -> torch.Tensor:
+    return select(queries, weights, pools, group, POOL, (CHOSEN - 8) // POOL)
 
 
 def bench_streams(bandwidth: float) -> None:
-    config = SimpleNamespace(hidden_size=HIDDEN, hc_mult=STREAMS, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-5)
-    connection = HyperConnection(config, torch.device('cuda'))
-    for parameter in connection.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
-    weights = connection.fn, connection.base, connection.scale
-    constants = connection.iterations, connection.eps, connection.norm_eps
+    rows = (2 + STREAMS) * STREAMS
+    weights = [torch.randn(shape, device='cuda') * 0.02 for shape in ((rows, STREAMS * HIDDEN), (rows,), (3,))]
+    contenders = {'pytorch': (hyper.read, hyper.write), 'fused': (triton_hyper.read, triton_hyper.write)}
 
-    def by_pytorch(streams: torch.Tensor) -> torch.Tensor:
-        block, post, comb = connection.read(streams)
-        return connection.write(block, streams, post, comb)
-
-    def fused(streams: torch.Tensor) -> torch.Tensor:
-        block, post, comb = triton_hyper.read(streams, *weights, *constants)
-        return triton_hyper.write(block, streams, post, comb)
+    def around_block(read: Callable[..., Any], write: Callable[..., Any], streams: torch.Tensor) -> torch.Tensor:
+        block, post, comb = read(streams, *weights, 20, 1e-6, 1e-5)
+        return cast('torch.Tensor', write(block, streams, post, comb))
 
     for tokens in (1, 8, 64, 256):
         states = caches(tokens, STREAMS, HIDDEN)
-        contenders = {'pytorch': Layers(by_pytorch, states), 'fused': Layers(fused, states)}
+        layers = {name: Layers(partial(around_block, *pair), states) for name, pair in contenders.items()}
         # Streams are read twice and written once, a block's input is written and its output read.
-        report(f'streams T={tokens}', tokens * (3 * STREAMS + 2) * HIDDEN * 2, contenders, bandwidth)
+        report(f'streams T={tokens}', tokens * (3 * STREAMS + 2) * HIDDEN * 2, layers, bandwidth)
 
 
 BENCHMARKS = {'windows': bench_windows, 'latents': bench_latents, 'pools': bench_pools, 'streams': bench_streams}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from replayssm.models.glm5_next import triton_hyper
+from replayssm.models.glm5_next import hyper, triton_hyper
 from replayssm.models.glm5_next.hyper import HyperConnection
 from tests.replay.offline import compile_launch, stack_bytes
 
@@ -35,11 +35,11 @@ def test_it_equals_hyper_connections(tokens: int, hidden: int, streams: int, cal
     # heads of a product come first, as any block may leave them
     x = torch.randn(streams, tokens, hidden, device=device).transpose(0, 1)[None]
     output = torch.randn(1, hidden, tokens, device=device).mT
-    found, expected = call('triton_hyper.read', x, *parameters(module)), module.read(x)
+    found, expected = call('triton_hyper.read', x, *parameters(module)), hyper.read(x, *parameters(module))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
     written = call('triton_hyper.write', output, x, *expected[1:])
-    torch.testing.assert_close(written, module.write(output, x, *expected[1:]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(written, hyper.write(output, x, *expected[1:]), rtol=1e-5, atol=1e-5)
 
 
 def test_a_token_does_not_depend_on_the_others(call: Call, device: str) -> None:
@@ -55,11 +55,11 @@ def test_it_equals_hyper_connections_in_bf16() -> None:
     module = connection(4096, 4, 'cuda')
     torch.nn.init.normal_(module.fn, std=0.01)
     x, output = torch.randn(1, 70, 4, 4096).bfloat16().cuda(), torch.randn(1, 70, 4096).bfloat16().cuda()
-    found, expected = triton_hyper.read(x, *parameters(module)), module.read(x)
+    found, expected = module.read(x), hyper.read(x, *parameters(module))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
-    written = triton_hyper.write(output, x, *expected[1:])
-    torch.testing.assert_close(written, module.write(output, x, *expected[1:]), rtol=2e-2, atol=2e-2)
+    written = module.write(output, x, *expected[1:])
+    torch.testing.assert_close(written, hyper.write(output, x, *expected[1:]), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize('capability', [80, 90, 100])

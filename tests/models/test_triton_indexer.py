@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from replayssm.models.glm5_next import indexer as reference
 from replayssm.models.glm5_next import triton_indexer
 from replayssm.models.glm5_next.paging import Paging, build_paging
 from tests.replay.offline import compile_launch, stack_bytes
 
-from .small_indexer import BLOCK, DIM, DRAFTS, HEADS, HIDDEN, POOL, RANK, ROWS, local_indexer, step
+from .small_indexer import BLOCK, DIM, DRAFTS, HEADS, HIDDEN, POOL, ROWS, local_indexer, step
 
 Call = Callable[..., Any]
 WINDOWS = pytest.mark.parametrize('window', [1, 1 + DRAFTS])
@@ -42,9 +43,9 @@ def test_pools_and_tails_equal_the_indexers(window: int, call: Call, device: str
         x[2 * window :] = float('nan')
         pools, tail = packed(9, BLOCK // POOL, DIM, device=device), packed(3, ROWS, 2, DIM, device=device)
         expected = pools.clone(), tail.clone()
-        indexer.write(x, *expected, paging)
         keys, logits = indexer.k_norm(indexer.wk(x)), F.linear(x, indexer.index_kpool_compress_gate)
-        call('triton_indexer.write', keys, logits, indexer.index_kpool_compress_ape, pools, tail, paging)
+        reference.write_pools(keys, logits, indexer.index_kpool_compress_ape, *expected, paging)
+        call('triton_indexer.write_pools', keys, logits, indexer.index_kpool_compress_ape, pools, tail, paging)
         for ours, theirs in zip((pools, tail), expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
@@ -58,19 +59,18 @@ def test_what_is_selected_is_what_the_indexer_selects(window: int, call: Call, d
         paging = padded_paging(history, min(window, 40 - max(history)), device)
         (group,) = paging.groups
         shape = group.position.shape
-        x, q_latent = torch.randn(*shape, HIDDEN, device=device), torch.randn(*shape, RANK, device=device)
-        queries = indexer.wq_b(q_latent).unflatten(-1, (HEADS, DIM))
-        weights = F.linear(x, indexer.weights_proj.weight) * HEADS**-0.5
+        queries = torch.randn(*shape, HEADS, DIM, device=device)
+        weights = torch.randn(*shape, HEADS, device=device) * HEADS**-0.5
         scores = call('triton_indexer.score', queries, weights, pools, group, POOL)
-        expected = indexer.score(queries, weights, pools[group.blocks].flatten(1, 2), group.position)
+        expected = reference.score(queries, weights, pools[group.blocks].flatten(1, 2), group.position, POOL)
         torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
-        best = expected.topk(indexer.top_pools, -1, sorted=False)
-        selected = call('triton_indexer.expand', best.indices, best.values, group.position, POOL, indexer.width)
-        assert torch.equal(selected, indexer.select(q_latent, x, pools, group))
+        operands = queries, weights, pools, group, POOL, indexer.top_pools
+        selected = call('triton_indexer.select_tokens', *operands)
+        assert torch.equal(selected.sort().values, reference.select_tokens(*operands).sort().values)
 
 
 @pytest.mark.parametrize('capability', [80, 90, 100])
-@pytest.mark.parametrize('kernel', ['write', 'score', 'expand'])
+@pytest.mark.parametrize('kernel', ['write_pools', 'score', 'expand'])
 def test_it_compiles(kernel: str, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     paging = padded_paging([2, 29], 4, 'cpu')
     (group,) = paging.groups
@@ -78,9 +78,9 @@ def test_it_compiles(kernel: str, capability: int, monkeypatch: pytest.MonkeyPat
     pools, tail = torch.empty(9, 16, 128).bfloat16(), torch.empty(3, ROWS, 2, 128).bfloat16()
     queries, weights = torch.empty(3, 4, 32, 128).bfloat16(), torch.empty(3, 4, 32)
     operands = {
-        'write': (keys, keys, ape, pools, tail, paging),
+        'write_pools': (keys, keys, ape, pools, tail, paging),
         'score': (queries, weights, pools, group, POOL),
-        'expand': (torch.zeros(3, 4, 512).long(), torch.zeros(3, 4, 512), group.position, POOL, 2056),
+        'expand': (torch.zeros(3, 4, 512), torch.zeros(3, 4, 512).long(), group.position, POOL),
     }
     launch, jitted = getattr(triton_indexer, kernel), getattr(triton_indexer, f'_{kernel}_kernel')
     assert stack_bytes(compile_launch(monkeypatch, jitted, capability, launch, *operands[kernel])) == 0

@@ -1,8 +1,6 @@
-"""`hyper.HyperConnection` in three Triton kernels; PyTorch needs 144, nearly all for the matrix that mixes streams.
+"""`hyper.read` and `hyper.write` in three Triton kernels; PyTorch needs 144, nearly all for the matrix of the mixing.
 
 The norm of the streams is one factor a token, so it multiplies the projection's result instead of its operand.
-
-Not selected yet: it equals `HyperConnection` in Triton's interpreter and compiles, and waits for a card.
 """
 
 from __future__ import annotations
@@ -118,7 +116,7 @@ def read(
     eps: float,
     norm_eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `HyperConnection.read`, whose parameters `fn`, `base` and `scale` are; S is a power of two.
+    """`hyper.read`, of a power of two of streams.
 
     The number of partial sums depends on the width alone, so that a token's result does not depend on the others.
     """
@@ -166,7 +164,7 @@ def read(
 
 
 def write(output: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
-    """See `HyperConnection.write`; sums are float32, and rounded once."""
+    """`hyper.write`; sums are float32, and rounded once."""
     num_streams, hidden = streams.shape[-2:]
     streams = streams.contiguous()
     out = torch.empty_like(streams)

@@ -1,15 +1,15 @@
-"""The indexer of decode steps in three Triton kernels around a top-k; PyTorch launches 70, and copies every pool key.
-
-Not selected yet: it equals `indexer.Indexer` in Triton's interpreter and compiles, and waits for a card.
-"""
+"""The indexer of decode steps in three Triton kernels around a top-k; PyTorch launches 70 and copies all pool keys."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 
 from replayssm.models.glm5_next.paging import Group, Paging
+from replayssm.models.glm5_next.pieces import pieces
 
 BLOCK_POOLS = 64
 """Pools that a program scores, for all queries of a sequence."""
@@ -17,7 +17,7 @@ BLOCK_PLACES = 1024
 
 
 @triton.jit
-def _write_kernel(
+def _write_pools_kernel(
     keys,
     logits,
     ape,
@@ -139,7 +139,12 @@ def _expand_kernel(
     tl.store(selected + i_q * WIDTH + o_m, tl.where(is_pooled, pooled, newest).to(tl.int32), mask=o_m < WIDTH)
 
 
-def write(
+def selection_width(num_pools: int, pool: int) -> int:
+    """Tokens of so many pools and of an incomplete one: a multiple of 8, which tensor cores like."""
+    return -(-(num_pools * pool + pool - 1) // 8) * 8
+
+
+def write_pools(
     keys: torch.Tensor,
     logits: torch.Tensor,
     ape: torch.Tensor,
@@ -147,16 +152,16 @@ def write(
     tail: torch.Tensor,
     paging: Paging,
 ) -> None:
-    """Write what `Indexer.write` writes in a decode step, whose windows are no longer than the ring.
+    """`indexer.write_pools` in a decode step, whose windows are no longer than the ring.
 
     Args:
         keys, logits: [T, dim], of the step's tokens.
-        ape: [pool, dim], what a place in the pool adds to its logits; the pool is a power of two.
+        ape: [pool, dim]; the pool is a power of two.
         pool_cache: [blocks, block_size / pool, dim], a block of it contiguous; mutated in place.
         tail: [N, rows, 2, dim], a slot of it contiguous; mutated in place.
     """
     (pool, dim), rows = ape.shape, tail.size(1)
-    _write_kernel[(keys.size(0),)](
+    _write_pools_kernel[(keys.size(0),)](
         keys.contiguous(),
         logits.contiguous(),
         ape,
@@ -178,10 +183,24 @@ def write(
     )
 
 
+def select_tokens(
+    queries: torch.Tensor, weights: torch.Tensor, pool_cache: torch.Tensor, group: Group, pool: int, top_pools: int
+) -> torch.Tensor:
+    """`indexer.select_tokens` in a decode step; a block of `pool_cache` is contiguous."""
+    num_pools, position = group.blocks.size(1) * pool_cache.size(1), group.position
+    chosen = []
+    for rows in pieces(position.size(0), position.size(1) * num_pools * 4):
+        part = replace(group, blocks=group.blocks[rows], position=position[rows])
+        scores = score(queries[rows], weights[rows], pool_cache, part, pool)
+        values, indices = scores.topk(min(top_pools, num_pools), -1, sorted=False)
+        chosen.append(expand(values, indices, part.position, pool))
+    return torch.cat(chosen)
+
+
 def score(
     queries: torch.Tensor, weights: torch.Tensor, pool_cache: torch.Tensor, group: Group, pool: int
 ) -> torch.Tensor:
-    """[n, Q, P] float32, `Indexer.score` of every pool of the page table, read where it is cached.
+    """`indexer.score` of every pool of the page table, [n, Q, P] float32, read where it is cached.
 
     Args:
         queries: [n, Q, heads, dim].
@@ -215,14 +234,10 @@ def score(
     return scores
 
 
-def expand(indices: torch.Tensor, values: torch.Tensor, position: torch.Tensor, pool: int, width: int) -> torch.Tensor:
-    """[n, Q, width] int32, the tokens of `Indexer.select` from a top-k of its scores.
-
-    Args:
-        indices: [n, Q, K] int64, pools; values: [n, Q, K], their scores.
-        position: [n, Q] int64, where the queries stand.
-    """
+def expand(values: torch.Tensor, indices: torch.Tensor, position: torch.Tensor, pool: int) -> torch.Tensor:
+    """`indexer.expand`."""
     n, count, chosen = indices.shape
+    width = selection_width(chosen, pool)
     selected = torch.empty(n, count, width, dtype=torch.int32, device=indices.device)
     _expand_kernel[(n * count, triton.cdiv(width, BLOCK_PLACES))](
         indices.contiguous(),
