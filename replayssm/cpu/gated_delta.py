@@ -93,19 +93,51 @@ class CpuGatedDeltaRuleImpl(GatedDeltaRuleImpl):
         if spec_state_offsets is not None:
             read, write = ((state_indices, offsets.long()) for offsets in spec_state_offsets)
         starts = (g[0, cu_seqlens[:-1].long(), 0] == RESET_GATE)[:, None, None, None]
+        out, state = self.chunk_func(
+            q,
+            k,
+            v,
+            g=g.masked_fill(g == RESET_GATE, 0.0),
+            beta=beta,
+            scale=scale,
+            initial_state=initial_state[read].float().masked_fill(starts, 0.0),
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            cu_seqlens=cu_seqlens,
+        )
+        initial_state[write] = state.to(initial_state.dtype)
+        return out, initial_state
+
+    @staticmethod
+    def chunk_func(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        initial_state: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        scale: float | None = None,
+        use_qk_l2norm_in_kernel: bool = False,
+        output_final_state: bool = True,
+        transpose_state_layout: bool = True,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`chunk_gated_delta_rule` under the name and with the arguments of the CUDA operator's.
+
+        Returns:
+            `[1, T, HV, V]` in the dtype of `v`, and the states after the last tokens, `[N, HV, V, K]` float32.
+        """
         out, state = chunk_gated_delta_rule(
             q[0],
             k[0],
             v[0],
-            g[0].masked_fill(g[0] == RESET_GATE, 0.0),
+            g[0],
             beta[0],
-            initial_state[read].float().masked_fill(starts, 0.0),
+            initial_state,
             cu_seqlens,
             scale=scale,
             use_qk_l2norm=use_qk_l2norm_in_kernel,
         )
-        initial_state[write] = state.to(initial_state.dtype)
-        return out.to(v.dtype)[None], initial_state
+        return out.to(v.dtype)[None], state
 
     def fused_recurrent_gated_delta_rule(
         self,

@@ -18,7 +18,7 @@ from replayssm.patching import Patches
 
 
 def install(patches: Patches) -> None:
-    """Patch stock prefill of the CUDA operator. ReplaySSM's own prefill never uses the gate."""
+    """Patch stock prefill of the CUDA operator; ReplaySSM's starts from zeros by itself and never uses the gate."""
 
     @patches.wrap(CudaGatedDeltaRuleImpl, '__init__')
     def init(original: Any, self: Any) -> None:
@@ -26,14 +26,16 @@ def install(patches: Patches) -> None:
         chunk = self.chunk_func
 
         def chunk_from_fresh_states(*args: Any, initial_state: torch.Tensor, **options: Any) -> Any:
-            fresh = self.fresh_sequences[:, None, None, None]
-            return chunk(*args, initial_state=initial_state.masked_fill_(fresh, 0), **options)
+            if self.fresh_sequences is not None:
+                initial_state.masked_fill_(self.fresh_sequences[:, None, None, None], 0)
+            return chunk(*args, initial_state=initial_state, **options)
 
         self.chunk_func = chunk_from_fresh_states
 
     @patches.wrap(CudaGatedDeltaRuleImpl, 'prefill')
     def prefill(original: Any, self: Any, *args: Any) -> torch.Tensor:
         meta = Operands(*args).gated_delta_meta
-        self.fresh_sequences, meta.is_init_token = meta.is_init, None
+        is_stock = getattr(meta, 'replay', None) is None
+        self.fresh_sequences, meta.is_init_token = meta.is_init if is_stock else None, None
         out: torch.Tensor = original(self, *args)
         return out

@@ -76,14 +76,14 @@ def _prefill(impl: Any, x: Operands) -> torch.Tensor:
     q, k, g, beta, normalised = impl.prepare_inputs(
         x.query, x.key, x.b, x.a, x.dt_bias, x.a_log_exp, x.kv_ratio, use_qk_l2norm_in_kernel=normalise
     )
-    out, _ = impl.chunk_gated_delta_rule(
+    # Not `impl.chunk_gated_delta_rule`, which would copy the states out of a pool and back.
+    out, states = impl.chunk_func(
         q,
         k,
         x.value,
         g=g,
         beta=beta,
         initial_state=states,
-        state_indices=torch.arange(states.size(0), device=states.device),
         use_qk_l2norm_in_kernel=normalise and not normalised,
         cu_seqlens=meta.cu_seqlens,
         output_final_state=True,

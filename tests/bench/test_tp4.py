@@ -42,11 +42,16 @@ def test_arms_survive_their_file(tmp_path: Path) -> None:
 
 def test_answers_are_compared_up_to_where_they_part() -> None:
     ours = {'prompt': [1], 'tokens': [5, 6, 7, 8], 'logprobs': [{'5': -1.0}, {'6': -1.0}, {'7': -9.0}, {'8': 0.0}]}
-    theirs = {'prompt': [1], 'tokens': [5, 6, 9, 8], 'logprobs': [{'5': -1.5}, {'6': -1.0}, {'9': -1.0}, {'8': -5.0}]}
+    theirs = {
+        'prompt': [1],
+        'tokens': [5, 6, 9, 8],
+        'logprobs': [{'5': -1.5}, {'6': -1.0}, {'9': -1.0, '7': -1.25}, {'8': -5.0}],
+    }
     (row,) = compare([ours], [theirs])
     assert row == {
         'prompt_tokens': 1,
         'first_difference': 2,
+        'margin_there': 0.25,
         'equal_share': 0.75,
         'logprob_max_difference': 0.5,
         'logprob_mean_difference': 0.25,

@@ -54,6 +54,7 @@ def run(
     tokens_out: int = 256,
     kv_blocks: Annotated[int, typer.Option(help='0: as many as the requests need.')] = 0,
     fp8: Annotated[bool, typer.Option(help='GLM in FP8, as released.')] = True,
+    experts: Annotated[int, typer.Option(help='Only so many, all chosen: no near ties of routers; 0: as real.')] = 0,
     eager: Annotated[bool | None, typer.Option(help='None: as the file says.')] = None,
     arm_timeout_s: Annotated[float, typer.Option(help='Each arm may take so long, start and stop included.')] = 600.0,
     strict: Annotated[bool | None, typer.Option(help='Fail when greedy answers differ; None: on the CPU.')] = None,
@@ -64,7 +65,7 @@ def run(
         raise typer.BadParameter(f'arms: expected some of {", ".join(ARMS)}, got {arms!r}')
     out.mkdir(parents=True, exist_ok=True)
     options = Options(config, tp, layers, model, device, out, batch_target, batch_mtp, tokens_in, tokens_out, kv_blocks,
-                      fp8, eager, repeats)  # fmt: skip
+                      fp8, experts, eager, repeats)  # fmt: skip
     failed = [arm.name for arm in plan(options, chosen, rounds) if not _run_arm(arm, out, arm_timeout_s)]
     results = _results(out)
     print(*lines(results), sep='\n', flush=True)

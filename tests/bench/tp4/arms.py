@@ -39,6 +39,7 @@ class Options:
     tokens_out: int = 256
     kv_blocks: int = 0
     fp8: bool = True
+    experts: int = 0
     eager: bool | None = None
     repeats: int = 1
 
@@ -82,8 +83,17 @@ def make_folder(options: Options) -> Path:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns('*.safetensors'))
     if options.device == 'cuda':
         fp8 = options.fp8 and options.model == 'glm'
-        write_config(folder, NAMES[options.model], options.layers or None, fp8=fp8)
+        config = write_config(folder, NAMES[options.model], options.layers or None, fp8=fp8)
+        if options.experts:
+            _choose_all(config['text_config'], options.experts)
+            (folder / 'config.json').write_text(json.dumps(config))
     return folder
+
+
+def _choose_all(text: dict[str, Any], experts: int) -> None:
+    """Leave so many experts, and nothing to choose from them."""
+    count = 'num_experts' if 'num_experts' in text else 'n_routed_experts'
+    text |= {count: experts, 'num_experts_per_tok': experts}
 
 
 def vocabulary_of(folder: Path) -> int:

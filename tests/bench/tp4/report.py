@@ -16,8 +16,9 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result]) -> list[dict[str, 
     Sums are reordered between ranks, so answers part at near ties; up to there log-probabilities must agree.
 
     Returns:
-        Per answer the first position where tokens differ (None: nowhere), the share of equal tokens, and the largest
-        and the mean difference of the chosen tokens' log-probabilities up to there.
+        Per answer the first position where tokens differ (None: nowhere), by how much `theirs` prefers its token there
+        (None too if it does not list the other one), the share of equal tokens, and the largest and the mean difference
+        of the chosen tokens' log-probabilities up to there.
     """
     found = []
     for mine, other in zip(ours, theirs, strict=True):
@@ -29,10 +30,14 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result]) -> list[dict[str, 
             abs(_chosen(mine['logprobs'][i], pairs[i][0]) - _chosen(other['logprobs'][i], pairs[i][1]))
             for i in range(min(end, len(mine['logprobs']), len(other['logprobs'])))
         ]
+        margin = None
+        if differing and str(pairs[end][0]) in other['logprobs'][end]:
+            margin = _chosen(other['logprobs'][end], pairs[end][1]) - _chosen(other['logprobs'][end], pairs[end][0])
         found.append(
             {
                 'prompt_tokens': len(mine['prompt']),
                 'first_difference': differing[0] if differing else None,
+                'margin_there': margin,
                 'equal_share': 1 - len(differing) / len(pairs),
                 'logprob_max_difference': max(gaps, default=None),
                 'logprob_mean_difference': mean(gaps) if gaps else None,
