@@ -1,4 +1,4 @@
-"""Kimi Delta Attention in PyTorch: decoding by replay. README.md derives the equations.
+"""Kimi Delta Attention in PyTorch: decoding by replay, and without it. README.md derives the equations.
 
 The plain recurrence is `gdn.reference.recurrence` with gates [B, T, HV, K].
 """
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from replayssm.cursor import FLUSH, LENGTH, READ_ROW, SLOT, VALID, WRITE_ROW
-from replayssm.gdn.reference import inverse_norm, normalise, solve_window
+from replayssm.gdn.reference import inverse_norm, normalise, recurrence, solve_window
 from replayssm.layout import LayerState
 
 
@@ -109,6 +109,47 @@ def replay_decode(
         (state.gate, raw_a),
     ):
         ring[slots, :, ring_rows] = values[batch, step].to(ring.dtype)
+    return out
+
+
+def recurrent_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    neg_exp_a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    history: torch.Tensor | None = None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+) -> torch.Tensor:
+    """What `replay_decode` computes, without ReplaySSM: a state is rewritten after every token.
+
+    Args:
+        q, k, v, a, b, neg_exp_a, dt_bias, scale, lower_bound: as there.
+        states: [N, HV, V, K], or with `history` [N, S, HV, V, K], where the state after n tokens is at n mod S, so that
+            S - 1 drafts can be rejected; mutated in place.
+        slots: [B] integer, negative for padding.
+        history: [B] integer, tokens before the window.
+
+    Returns:
+        [B, T, HV, V] in the dtype of v; zero for padding rows.
+    """
+    out = v.new_zeros(v.shape)
+    rows = (slots >= 0).nonzero().squeeze(-1)
+    used = slots[rows].long()
+
+    def place(step: int) -> tuple[torch.Tensor, ...]:
+        return (used,) if history is None else (used, (history[rows].long() + step) % states.size(1))
+
+    g, beta = gates(a[rows], b[rows], neg_exp_a, dt_bias, lower_bound)
+    outputs, after = recurrence(q[rows], k[rows], v[rows], g, beta, states[place(0)].to(neg_exp_a.dtype), scale)
+    for step in range(q.size(1)):
+        states[place(step + 1)] = after[:, step].to(states.dtype)
+    out[rows] = outputs.to(out.dtype)
     return out
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 
 from replayssm.gdn.operands import kernel_arguments
-from replayssm.kda import triton_decode
+from replayssm.kda import triton_decode, triton_recurrent
 from replayssm.layout import Gate
-from tests.bench.kernel_case import Case, K, L, Unavailable, V
+from tests.bench.kernel_case import HISTORY, Case, K, L, Unavailable, V
 
 LOWER_BOUND = -5.0
 HOPPER = (9, 0)
@@ -54,6 +54,25 @@ class Ours(Portable):
         for state in self.states:
             operands = (*self.inputs, *self.gate_parameters, state, self.table)
             sm90_decode.launch(kernel_arguments(*operands, K**-0.5, self.out), self.dims, state, LOWER_BOUND)
+
+
+class Stock:
+    """Decoding with whole states, without ReplaySSM; a window keeps a state a token."""
+
+    def __init__(self, case: KdaCase) -> None:
+        snapshots = (case.tokens,) if case.tokens > 1 else ()
+        shape, dtype = (*snapshots, case.HV, V, K), getattr(torch, case.checkpoint_dtype)
+        pool = torch.empty(case.batch + 2, case.layers, *shape, dtype=dtype, device='cuda').normal_(std=0.1)
+        self.states = pool.unbind(1)
+        self.gate_parameters = -torch.ones(case.HV, device='cuda'), torch.full((case.HV, K), -2.0, device='cuda')
+        self.inputs = case.inputs()
+        self.slots = torch.arange(1, case.batch + 1, device='cuda')
+        self.history = torch.full((case.batch,), HISTORY, device='cuda') if snapshots else None
+
+    def __call__(self) -> None:
+        for state in self.states:
+            operands = (*self.inputs, *self.gate_parameters, state, self.slots, self.history)
+            triton_recurrent.recurrent_decode(*operands, lower_bound=LOWER_BOUND)
 
 
 class SGLang:
@@ -114,4 +133,4 @@ class Fla:
             self.kernel(self.q, self.k, self.v, g=self.g, beta=self.beta, **options)
 
 
-CONTENDERS = {'ours': Ours, 'portable': Portable, 'sglang': SGLang, 'fla': Fla}
+CONTENDERS = {'ours': Ours, 'portable': Portable, 'stock': Stock, 'sglang': SGLang, 'fla': Fla}

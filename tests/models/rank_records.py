@@ -8,7 +8,7 @@ import ray
 import torch
 from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent
 
-from replayssm.models.glm5_next.indexer import Indexer
+from replayssm.models.glm5_next import indexer
 from replayssm.patching import Patches
 
 
@@ -41,14 +41,14 @@ def start(_: Any = None) -> None:
         _records.logits.append(logits[0].detach().float().clone())
         return logits
 
-    for name, found in (('score', _records.scores), ('select', _records.chosen)):
-        _record(name, found)
+    for owner, name, found in ((indexer, 'score', _records.scores), (indexer.Indexer, 'select', _records.chosen)):
+        _record(owner, name, found)
 
 
-def _record(name: str, found: list[torch.Tensor]) -> None:
-    @_patches.wrap(Indexer, name)
-    def compute(original: Any, self: Any, *args: Any) -> torch.Tensor:
-        result: torch.Tensor = original(self, *args)
+def _record(owner: Any, name: str, found: list[torch.Tensor]) -> None:
+    @_patches.wrap(owner, name)
+    def compute(original: Any, *args: Any) -> torch.Tensor:
+        result: torch.Tensor = original(*args)
         found.append(result.flatten(0, 1).clone())
         return result
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from replayssm.models.glm5_next import pieces
 from replayssm.models.glm5_next.attention import attend_dense, attend_gathered
 from replayssm.models.glm5_next.graphs import DecodeGraphs, table_width
-from replayssm.models.glm5_next.kda import KdaAttention
 from replayssm.models.glm5_next.paging import build_paging
 
 from .small_indexer import BLOCK, DRAFTS, HIDDEN, POOL, RANK, ROWS, SCALE, Caches, decode, local_indexer, step
@@ -109,24 +108,6 @@ def test_no_value_is_read_back_from_the_device(window: int) -> None:
         paging = build_paging(metadata, slots, tokens, BLOCK)
         out = decode(indexer, caches, paging, torch.empty(tokens, HIDDEN), torch.empty(tokens, RANK))
     assert out.shape == (2 * window, 2, RANK)
-
-
-@pytest.mark.parametrize('drafts', [0, DRAFTS])
-def test_stock_states_are_decoded_without_reading_a_value_back(drafts: int) -> None:
-    heads, dim, window = 2, 8, 1 + drafts
-    layer = KdaAttention.__new__(KdaAttention)
-    torch.nn.Module.__init__(layer)
-    layer.head_dim, layer.lower_bound = dim, -5.0
-    with torch.device('meta'):
-        layer.A_log, layer.dt_bias = (torch.nn.Parameter(torch.empty(size)) for size in (heads, heads * dim))
-        meta = SimpleNamespace(
-            state_ids=torch.empty(3, dtype=torch.int64),
-            cache_seqlens=torch.empty(3, dtype=torch.int32) if drafts else None,
-        )
-        states = torch.empty(5, *([window] if drafts else []), heads, dim, dim)
-        q, k, v, a = (torch.empty(3 * window, heads, dim) for _ in range(4))
-        out = layer._decode(q, k, v, a, torch.empty(3 * window, heads), states, meta)
-    assert out.shape == v.shape
 
 
 def test_graphs_come_in_widths_of_their_page_table() -> None:

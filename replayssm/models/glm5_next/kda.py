@@ -13,7 +13,6 @@ from lmdeploy.pytorch.weight_loader.model_weight_loader import default_weight_lo
 from torch import nn
 
 from replayssm.gdn.operands import token_rows
-from replayssm.gdn.reference import recurrence
 from replayssm.kda import reference
 from replayssm.kda.prefill import prefill
 from replayssm.models.glm5_next.linear import Projections
@@ -23,16 +22,17 @@ class _Ops(NamedTuple):
     """The operators of `kda.reference`, on one kind of device."""
 
     replay_decode: Callable[..., torch.Tensor]
+    recurrent_decode: Callable[..., torch.Tensor]
     materialise: Callable[..., torch.Tensor]
 
 
 @functools.cache
 def _ops(device: torch.device) -> _Ops:
     if device.type == 'cpu':
-        return _Ops(reference.replay_decode, reference.materialise)
-    from replayssm.kda import decode, triton_materialise
+        return _Ops(reference.replay_decode, reference.recurrent_decode, reference.materialise)
+    from replayssm.kda import decode, triton_materialise, triton_recurrent
 
-    return _Ops(decode.replay_decode, triton_materialise.materialise)
+    return _Ops(decode.replay_decode, triton_recurrent.recurrent_decode, triton_materialise.materialise)
 
 
 class KdaAttention(nn.Module):
@@ -129,24 +129,15 @@ class KdaAttention(nn.Module):
     ) -> torch.Tensor:
         """Decode one token, or verify a window, of every sequence."""
         q, k, v, a, b = (x.unflatten(0, (meta.state_ids.size(0), -1)) for x in (q, k, v, a, b))
-        replay = getattr(meta, 'replay', None)
+        operands = (q, k, v, a, b, *self.gate_parameters)
+        scale, ops, replay = self.head_dim**-0.5, _ops(q.device), getattr(meta, 'replay', None)
         if replay is not None:
-            state, cursors = replay.layer_state(recurrent_state), replay.cursors
-            scale = self.head_dim**-0.5
-            out = _ops(q.device).replay_decode(
-                q, k, v, a, b, *self.gate_parameters, state, cursors, scale, self.lower_bound
-            )
-            return out.flatten(0, 1)
-        g, beta = reference.gates(a, b, *self.gate_parameters, self.lower_bound)
-        slots, history = meta.state_ids, meta.cache_seqlens
-        snapshots = recurrent_state.size(1)
-        index = (slots,) if history is None else (slots, history.long() % snapshots)
-        out, states = recurrence(q, k, v, g, beta, recurrent_state[index].float())
-        # Padding rows name no slot; what they compute goes to slot 0, which LMDeploy reserves.
-        for step in range(q.size(1)):
-            index = (slots,) if history is None else (slots, (history.long() + step + 1) % snapshots)
-            recurrent_state[index] = states[:, step].to(recurrent_state.dtype)
-        return out.to(v.dtype).flatten(0, 1)
+            state = replay.layer_state(recurrent_state)
+            out = ops.replay_decode(*operands, state, replay.cursors, scale, self.lower_bound)
+        else:
+            slots = meta.origin_state_ids
+            out = ops.recurrent_decode(*operands, recurrent_state, slots, meta.cache_seqlens, scale, self.lower_bound)
+        return out.flatten(0, 1)
 
 
 def _sharded(size: int, device: torch.device) -> nn.Parameter:
