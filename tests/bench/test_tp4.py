@@ -34,6 +34,14 @@ def test_every_arm_is_a_valid_configuration(model: str, tmp_path: Path) -> None:
     assert on.patch_settings().accepted_drafts == (0.1, 0.1, 0.1, 0.7)
 
 
+@pytest.mark.parametrize(('model', 'count'), [('glm', 'n_routed_experts'), ('qwen', 'num_experts')])
+def test_few_experts_are_all_chosen(model: str, count: str, tmp_path: Path) -> None:
+    options = Options(ROOT / 'deploy/glm_tp4.yaml', 2, 4, model, 'cuda', tmp_path, experts=8)  # type: ignore[arg-type]
+    assert list(plan(options, {'greedy'}, rounds=1))
+    text = json.loads((tmp_path / 'model/config.json').read_text())['text_config']
+    assert text[count] == text['num_experts_per_tok'] == 8
+
+
 def test_arms_survive_their_file(tmp_path: Path) -> None:
     arm = Arm('a', 'load', {'model': {'name': 'x'}}, 4, 8, 8, 100)
     (tmp_path / 'arm').write_text(arm.dump())
