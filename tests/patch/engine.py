@@ -129,6 +129,9 @@ async def running(options: EngineOptions) -> AsyncIterator[Engine]:
     """Run an engine in this event loop."""
     engine = options.build()
     engine.start()
+    # LMDeploy never ends a loop that is closed before it has begun, as by a test that fails at once.
+    while engine._loop_main is None:
+        await asyncio.sleep(0)
     try:
         yield engine
     finally:
