@@ -35,7 +35,7 @@ def install(patches: Patches) -> None:
     @patches.wrap(CudaGatedDeltaRuleImpl, 'prefill')
     def prefill(original: Any, self: Any, *args: Any) -> torch.Tensor:
         meta = Operands(*args).gated_delta_meta
-        is_stock = getattr(meta, 'replay', None) is None
-        self.fresh_sequences, meta.is_init_token = meta.is_init if is_stock else None, None
+        self.fresh_sequences = meta.is_init if getattr(meta, 'replay', None) is None else None
+        meta.is_init_token = None
         out: torch.Tensor = original(self, *args)
         return out

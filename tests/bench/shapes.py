@@ -15,15 +15,22 @@ FP8_BLOCK = 128
 Config = dict[str, Any]
 
 
-def write_config(path: Path, model: str, layers: int | None = None, shard: int = 1, fp8: bool = False) -> Config:
+def write_config(
+    path: Path, model: str, layers: int | None = None, shard: int = 1, fp8: bool = False, experts: int = 0
+) -> Config:
     """Write the config.json of `model` into folder `path` and return it.
 
     Args:
         model: a key of `MODELS`.
         layers: None for all of them.
         fp8: weights in blocks of 128 x 128.
+        experts: only so many, and all of them chosen; 0 for the model's own.
     """
     config = MODELS[model](layers, shard)
+    if experts:
+        text = config['text_config']
+        count = 'num_experts' if 'num_experts' in text else 'n_routed_experts'
+        text |= {count: experts, 'num_experts_per_tok': experts}
     if fp8:
         config['quantization_config'] = _fp8(config)
     path.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from replayssm.models.glm5_next.indexer import Indexer
 from replayssm.models.glm5_next.paging import Paging
 
 POOL, DIM, HEADS, HIDDEN, RANK = 4, 16, 16, 24, 20
+TOP_POOLS = 3
 BLOCK = 8
 DRAFTS, SCALE = 3, 0.3
 ROWS = POOL + DRAFTS
@@ -27,7 +28,7 @@ def config(**changes: Any) -> Any:
         'index_n_heads': HEADS,
         'index_head_dim': DIM,
         'index_kpool': POOL,
-        'index_topk': 12,
+        'index_topk': TOP_POOLS * POOL,
         'num_hidden_layers': 4,
         'num_nextn_predict_layers': 1,
         **changes,
@@ -48,7 +49,7 @@ def local_indexer() -> tuple[Indexer, nn.Module]:
     theirs = randomised(Glm5NextTextIndexer(text, 3))
     ours = Indexer.__new__(Indexer)
     nn.Module.__init__(ours)
-    ours.heads, ours.dim, ours.pool, ours.top_pools = HEADS, DIM, POOL, 12 // POOL
+    ours.heads, ours.dim, ours.pool, ours.top_pools = HEADS, DIM, POOL, TOP_POOLS
     for name in ('wq_b', 'wk', 'k_norm', 'weights_proj', 'index_kpool_compress_ape', 'index_kpool_compress_gate'):
         setattr(ours, name, getattr(theirs, name))
     return ours, theirs

@@ -15,7 +15,7 @@ from replayssm.models.glm5_next import triton_indexer
 from replayssm.models.glm5_next.paging import Paging, build_paging
 from tests.replay.offline import compile_launch, stack_bytes
 
-from .small_indexer import BLOCK, DIM, DRAFTS, HEADS, HIDDEN, POOL, ROWS, local_indexer, step
+from .small_indexer import BLOCK, DIM, DRAFTS, HEADS, HIDDEN, POOL, ROWS, TOP_POOLS, local_indexer, step
 
 Call = Callable[..., Any]
 WINDOWS = pytest.mark.parametrize('window', [1, 1 + DRAFTS])
@@ -53,7 +53,7 @@ def test_pools_and_tails_equal_the_indexers(window: int, call: Call, device: str
 @WINDOWS
 @torch.no_grad()
 def test_what_is_selected_is_what_the_indexer_selects(window: int, call: Call, device: str) -> None:
-    indexer = local_indexer()[0].to(device)
+    torch.manual_seed(0)
     pools = packed(9, BLOCK // POOL, DIM, device=device)
     for history in ([2, 29], [39, 12], [0, 3]):
         paging = padded_paging(history, min(window, 40 - max(history)), device)
@@ -61,10 +61,10 @@ def test_what_is_selected_is_what_the_indexer_selects(window: int, call: Call, d
         shape = group.position.shape
         queries = torch.randn(*shape, HEADS, DIM, device=device)
         weights = torch.randn(*shape, HEADS, device=device) * HEADS**-0.5
-        scores = call('triton_indexer.score', queries, weights, pools, group, POOL)
+        scores = call('triton_indexer.score', queries, weights, pools, group.blocks, group.position, POOL)
         expected = reference.score(queries, weights, pools[group.blocks].flatten(1, 2), group.position, POOL)
         torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
-        operands = queries, weights, pools, group, POOL, indexer.top_pools
+        operands = queries, weights, pools, group, POOL, TOP_POOLS
         selected = call('triton_indexer.select_tokens', *operands)
         assert torch.equal(selected.sort().values, reference.select_tokens(*operands).sort().values)
 
@@ -79,7 +79,7 @@ def test_it_compiles(kernel: str, capability: int, monkeypatch: pytest.MonkeyPat
     queries, weights = torch.empty(3, 4, 32, 128).bfloat16(), torch.empty(3, 4, 32)
     operands = {
         'write_pools': (keys, keys, ape, pools, tail, paging),
-        'score': (queries, weights, pools, group, POOL),
+        'score': (queries, weights, pools, group.blocks, group.position, POOL),
         'expand': (torch.zeros(3, 4, 512), torch.zeros(3, 4, 512).long(), group.position, POOL),
     }
     launch, jitted = getattr(triton_indexer, kernel), getattr(triton_indexer, f'_{kernel}_kernel')

@@ -16,14 +16,14 @@ class HyperConnection(nn.Module):
 
     def __init__(self, config: Any, device: torch.device) -> None:
         super().__init__()
-        self.streams, self.iterations = config.hc_mult, config.hc_sinkhorn_iters
-        self.eps, self.norm_eps = config.hc_eps, config.rms_norm_eps
-        rows = (2 + self.streams) * self.streams
+        self.iterations, self.eps, self.norm_eps = config.hc_sinkhorn_iters, config.hc_eps, config.rms_norm_eps
+        streams = config.hc_mult
+        rows = (2 + streams) * streams
 
         def weight(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device), requires_grad=False)
 
-        self.fn, self.base, self.scale = weight(rows, self.streams * config.hidden_size), weight(rows), weight(3)
+        self.fn, self.base, self.scale = weight(rows, streams * config.hidden_size), weight(rows), weight(3)
 
     def read(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The block's input [..., hidden] from `streams` [..., S, hidden], and the factors that `write` takes."""

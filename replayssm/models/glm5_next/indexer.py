@@ -172,10 +172,13 @@ def select_tokens(
     chosen = []
     for rows in pieces(position.size(0), sequence_bytes):
         pools = pool_cache[group.blocks[rows]].flatten(1, 2)
-        scores = (score(queries[rows, w], weights[rows, w], pools, position[rows, w], pool) for w in windows)
-        best = (s.topk(min(top_pools, num_pools), -1, sorted=False) for s in scores)
-        expanded = (expand(*b, position[rows, w], pool) for b, w in zip(best, windows, strict=True))
-        chosen.append(torch.cat(list(expanded), 1))
+        parts = []
+        for window in windows:
+            here = position[rows, window]
+            scores = score(queries[rows, window], weights[rows, window], pools, here, pool)
+            values, indices = scores.topk(min(top_pools, num_pools), -1, sorted=False)
+            parts.append(expand(values, indices, here, pool))
+        chosen.append(torch.cat(parts, 1))
     return torch.cat(chosen)
 
 

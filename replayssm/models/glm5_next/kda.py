@@ -130,13 +130,13 @@ class KdaAttention(nn.Module):
         """Decode one token, or verify a window, of every sequence."""
         q, k, v, a, b = (x.unflatten(0, (meta.state_ids.size(0), -1)) for x in (q, k, v, a, b))
         operands = (q, k, v, a, b, *self.gate_parameters)
-        scale, ops, replay = self.head_dim**-0.5, _ops(q.device), getattr(meta, 'replay', None)
+        ops, replay, bound = _ops(q.device), getattr(meta, 'replay', None), self.lower_bound
         if replay is not None:
             state = replay.layer_state(recurrent_state)
-            out = ops.replay_decode(*operands, state, replay.cursors, scale, self.lower_bound)
+            out = ops.replay_decode(*operands, state, replay.cursors, lower_bound=bound)
         else:
-            slots = meta.origin_state_ids
-            out = ops.recurrent_decode(*operands, recurrent_state, slots, meta.cache_seqlens, scale, self.lower_bound)
+            slots, history = meta.origin_state_ids, meta.cache_seqlens
+            out = ops.recurrent_decode(*operands, recurrent_state, slots, history, lower_bound=bound)
         return out.flatten(0, 1)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
@@ -190,15 +188,19 @@ def select_tokens(
     num_pools, position = group.blocks.size(1) * pool_cache.size(1), group.position
     chosen = []
     for rows in pieces(position.size(0), position.size(1) * num_pools * 4):
-        part = replace(group, blocks=group.blocks[rows], position=position[rows])
-        scores = score(queries[rows], weights[rows], pool_cache, part, pool)
+        scores = score(queries[rows], weights[rows], pool_cache, group.blocks[rows], position[rows], pool)
         values, indices = scores.topk(min(top_pools, num_pools), -1, sorted=False)
-        chosen.append(expand(values, indices, part.position, pool))
+        chosen.append(expand(values, indices, position[rows], pool))
     return torch.cat(chosen)
 
 
 def score(
-    queries: torch.Tensor, weights: torch.Tensor, pool_cache: torch.Tensor, group: Group, pool: int
+    queries: torch.Tensor,
+    weights: torch.Tensor,
+    pool_cache: torch.Tensor,
+    blocks: torch.Tensor,
+    position: torch.Tensor,
+    pool: int,
 ) -> torch.Tensor:
     """`indexer.score` of every pool of the page table, [n, Q, P] float32, read where it is cached.
 
@@ -206,21 +208,22 @@ def score(
         queries: [n, Q, heads, dim].
         weights: [n, Q, heads] float32.
         pool_cache: [blocks, block_size / pool, dim], a block of it contiguous.
+        blocks: [n, W] int64, the page table; position: [n, Q] int64, where the queries stand.
     """
     n, count, heads, dim = queries.shape
-    num_pools = group.blocks.size(1) * pool_cache.size(1)
+    num_pools = blocks.size(1) * pool_cache.size(1)
     scores = torch.empty(n, count, num_pools, dtype=torch.float32, device=queries.device)
     _score_kernel[(triton.cdiv(num_pools, BLOCK_POOLS), n)](
         queries.contiguous(),
         weights.contiguous(),
         pool_cache,
-        group.blocks.contiguous(),
-        group.position.contiguous(),
+        blocks.contiguous(),
+        position.contiguous(),
         scores,
         pool_cache.stride(0),
         dim**-0.5,
         num_pools,
-        group.blocks.size(1),
+        blocks.size(1),
         PER_BLOCK=pool_cache.size(1),
         POOL=pool,
         QUERIES=count,

@@ -83,17 +83,8 @@ def make_folder(options: Options) -> Path:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns('*.safetensors'))
     if options.device == 'cuda':
         fp8 = options.fp8 and options.model == 'glm'
-        config = write_config(folder, NAMES[options.model], options.layers or None, fp8=fp8)
-        if options.experts:
-            _choose_all(config['text_config'], options.experts)
-            (folder / 'config.json').write_text(json.dumps(config))
+        write_config(folder, NAMES[options.model], options.layers or None, fp8=fp8, experts=options.experts)
     return folder
-
-
-def _choose_all(text: dict[str, Any], experts: int) -> None:
-    """Leave so many experts, and nothing to choose from them."""
-    count = 'num_experts' if 'num_experts' in text else 'n_routed_experts'
-    text |= {count: experts, 'num_experts_per_tok': experts}
 
 
 def vocabulary_of(folder: Path) -> int:
