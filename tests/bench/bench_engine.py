@@ -113,22 +113,18 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
     """Build the engine of one arm and measure it."""
     from lmdeploy.messages import PytorchEngineConfig, SpeculativeConfig
     from lmdeploy.pytorch.engine.engine import Engine
-    from lmdeploy.pytorch.engine.model_agent import agent
-    from lmdeploy.pytorch.spec_decode.proposers import base as proposers
 
     from replayssm import patch
     from replayssm.config import ReplayConfig
     from replayssm.demo.tokenizer import build_tokenizer
-    from replayssm.patch import Settings, forced_acceptance
+    from replayssm.patch import Settings, forced_acceptance, random_weights
     from replayssm.patching import Patches
-    from tests.bench.random_weights import fill_random
 
     path = Path(tempfile.mkdtemp(prefix='bench-engine-'))
     text = write_config(path, arm.model, arm.layers, arm.shard, arm.fp8)['text_config']
     build_tokenizer().save_pretrained(path)
     patches = Patches()
-    for module in (agent, proposers):
-        patches.set(module, 'load_model_weights', fill_random)
+    random_weights.install(patches)
     if arm.drafts:
         forced_acceptance.install(patches, ACCEPTANCE[arm.acceptance])
     if arm.replay:
@@ -155,7 +151,7 @@ async def measure(arm: Arm, repeats: int) -> dict[str, Any]:
         speculative_config=drafts,
     )
     start_s = time.perf_counter() - begin
-    # Weights are rearranged as they load, in as much memory again, which hides what comes later.
+    # Loading needs more memory than serving, and would hide its peak.
     torch.cuda.empty_cache()
     memory = MemoryPeak()
     memory.start()

@@ -45,17 +45,14 @@ def forced_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
     from lmdeploy.pytorch import envs
     from lmdeploy.pytorch.backends.cuda.rejection_sampling import CudaRejectionSamplingImpl
     from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor
-    from lmdeploy.pytorch.engine.model_agent import agent
-    from lmdeploy.pytorch.spec_decode.proposers import base as proposers
     from lmdeploy.pytorch.spec_decode.proposers.deepseek_mtp import DeepseekMTP
 
+    from replayssm.patch import random_weights
     from replayssm.patch.forced_acceptance import accept
-    from tests.bench.random_weights import fill_random
 
     monkeypatch.setattr(envs, 'fp32_mamba_ssm_dtype', True)
     patches = Patches()
-    for module in (agent, proposers):
-        patches.set(module, 'load_model_weights', fill_random)
+    random_weights.install(patches)
 
     @patches.wrap(FusedLogitsProcessor, 'sampling')
     def sampling(sample: Any, self: Any, logits: torch.Tensor) -> torch.Tensor:
