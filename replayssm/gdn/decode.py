@@ -13,7 +13,9 @@ from replayssm.gdn import triton_decode
 from replayssm.gdn.operands import Dims, check_cursors, debug_checks, kernel_arguments, validate
 from replayssm.layout import LayerState
 
-SM90_HEAD_DIMS = (64, 128, 256)
+FUSED_HEAD_DIMS = (64, 128, 256)
+ALIGNMENT = 64
+"""Bytes of a slot stride that the fused kernel divides into: Triton looks for multiples of 16 numbers, 4 bytes each."""
 
 
 class Selection(NamedTuple):
@@ -53,10 +55,10 @@ def replay_decode(
         return out
     scale = dims.K**-0.5 if scale is None else scale
     arguments = kernel_arguments(q, k, v, a, b, neg_exp_a, dt_bias, state, cursors, scale, out)
-    if selection.kernel == 'sm90':
-        from replayssm.gdn import sm90_decode
+    if selection.kernel == 'fused':
+        from replayssm.gdn import fused_decode
 
-        sm90_decode.launch(arguments, dims, state)
+        fused_decode.launch(arguments, dims, state)
     else:
         triton_decode.launch(arguments, dims)
     return out
@@ -66,7 +68,7 @@ def replay_decode(
 def select_kernel(
     device: torch.device, activation_dtype: torch.dtype, dims: Dims, slot_stride_bytes: int, aligned: bool
 ) -> Selection:
-    """Choose a kernel: 'sm90' (Gluon, Hopper) or 'triton' (portable).
+    """Choose a kernel: 'fused' (Gluon, NVIDIA) or 'triton' (portable).
 
     Raises:
         ValueError: `device` is no GPU and Triton's interpreter is off.
@@ -77,17 +79,17 @@ def select_kernel(
         return Selection('triton', "Triton's interpreter")
     capability = torch.cuda.get_device_capability(device)
     for holds, reason in (
-        (torch.version.hip is None and capability == (9, 0), f'compute capability {capability} is not 9.0'),
+        (torch.version.hip is None and capability >= (8, 0), f'compute capability {capability} is below 8.0'),
         (importlib.util.find_spec('triton.experimental.gluon') is not None, f'Triton {triton.__version__} lacks Gluon'),
         (activation_dtype == torch.bfloat16, f'activations are {activation_dtype}, not torch.bfloat16'),
-        (dims.K in SM90_HEAD_DIMS and dims.V in SM90_HEAD_DIMS, f'head dimensions {dims.K}, {dims.V}'),
-        (aligned and slot_stride_bytes % 16 == 0, 'checkpoints are not aligned to 16 bytes'),
+        (dims.K in FUSED_HEAD_DIMS and dims.V in FUSED_HEAD_DIMS, f'head dimensions {dims.K}, {dims.V}'),
+        (aligned and slot_stride_bytes % ALIGNMENT == 0, f'checkpoints are not aligned to {ALIGNMENT} bytes'),
     ):
         if not holds:
             return Selection('triton', reason)
-    return Selection('sm90', 'compute capability 9.0, bfloat16 activations')
+    return Selection('fused', f'compute capability {capability}, bfloat16 activations')
 
 
 def placement(checkpoint: torch.Tensor) -> tuple[int, bool]:
-    """Bytes from slot to slot, and whether the first slot is aligned for TMA."""
+    """Bytes from slot to slot, and whether the first slot is aligned."""
     return checkpoint.stride(0) * checkpoint.element_size(), checkpoint.data_ptr() % 16 == 0

@@ -10,7 +10,7 @@ from replayssm.gdn.operands import Dims, check_cursors, debug_checks, kernel_arg
 from replayssm.kda import triton_decode
 from replayssm.layout import LayerState
 
-SM90_HEAD_DIMS = (64, 128)
+FUSED_HEAD_DIMS = (64, 128)
 
 
 def replay_decode(
@@ -44,10 +44,10 @@ def replay_decode(
         return out
     scale = dims.K**-0.5 if scale is None else scale
     arguments = kernel_arguments(q, k, v, a, b, neg_exp_a, dt_bias, state, cursors, scale, out)
-    if selection.kernel == 'sm90':
-        from replayssm.kda import sm90_decode
+    if selection.kernel == 'fused':
+        from replayssm.kda import fused_decode
 
-        sm90_decode.launch(arguments, dims, state, lower_bound)
+        fused_decode.launch(arguments, dims, state, lower_bound)
     else:
         triton_decode.launch(arguments, dims, lower_bound)
     return out
@@ -62,6 +62,6 @@ def select_kernel(
         ValueError: `device` is no GPU and Triton's interpreter is off.
     """
     selection = select_gdn_kernel(device, activation_dtype, dims, slot_stride_bytes, aligned)
-    if selection.kernel == 'sm90' and dims.K not in SM90_HEAD_DIMS:
+    if selection.kernel == 'fused' and dims.K not in FUSED_HEAD_DIMS:
         return Selection('triton', f'key dimension {dims.K}')
     return selection

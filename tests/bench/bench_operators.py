@@ -170,7 +170,7 @@ def bench_streams(bandwidth: float) -> None:
         block, post, comb = read(streams, *weights, 20, 1e-6, 1e-5)
         return cast('torch.Tensor', write(block, streams, post, comb))
 
-    for tokens in (1, 8, 64, 256):
+    for tokens in (1, 64, 256, 8192):
         states = caches(tokens, STREAMS, HIDDEN)
         layers = {name: Layers(partial(around_block, *pair), states) for name, pair in contenders.items()}
         # Streams are read twice and written once, a block's input is written and its output read.

@@ -6,13 +6,14 @@ See `kernel_bench` for what a contender is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from replayssm.gdn import decode, triton_decode
+from replayssm.gdn import fused_decode, triton_decode
+from replayssm.gdn.fused_decode import AMPERE
 from replayssm.gdn.operands import kernel_arguments
-from replayssm.layout import Gate
+from replayssm.layout import Gate, LayerState
 from tests.bench.kernel_case import Case, K, L, Unavailable, V
 
 H, HV = 16, 32
@@ -28,31 +29,35 @@ class GdnCase(Case):
 
 
 class Ours:
-    """The kernel that the launcher selects, or the portable one."""
+    """The kernel that the launcher selects."""
 
-    def __init__(self, case: GdnCase, portable: bool = False) -> None:
-        self.portable = portable
-        self.states = case.states()
-        self.table = case.advance().table
-        self.neg_exp_a, self.dt_bias = -torch.full((HV,), 0.1, device='cuda'), torch.zeros(HV, device='cuda')
-        self.inputs = case.inputs()
+    def __init__(self, case: GdnCase) -> None:
+        self.states, self.table, self.inputs = case.states(), case.advance().table, case.inputs()
         self.dims = case.dims
+        self.gate_parameters = -torch.full((HV,), 0.1, device='cuda'), torch.zeros(HV, device='cuda')
+        self.out = torch.empty_like(self.inputs[2])
 
     def __call__(self) -> None:
         for state in self.states:
-            operands = (*self.inputs, self.neg_exp_a, self.dt_bias, state, self.table)
-            if self.portable:
-                out = torch.empty_like(self.inputs[2])
-                triton_decode.launch(kernel_arguments(*operands, K**-0.5, out), self.dims)
-            else:
-                decode.replay_decode(*operands)
+            operands = (*self.inputs, *self.gate_parameters, state, self.table)
+            self.launch(state, kernel_arguments(*operands, K**-0.5, self.out))
+
+    def launch(self, state: LayerState, arguments: tuple[Any, ...]) -> None:
+        fused_decode.launch(arguments, self.dims, state)
+
+
+class CpAsync(Ours):
+    """The fused kernel without TMA, as other GPUs than Hopper's run it."""
+
+    def launch(self, state: LayerState, arguments: tuple[Any, ...]) -> None:
+        fused_decode.launch(arguments, self.dims, state, AMPERE)
 
 
 class Portable(Ours):
-    """The plain-Triton kernel, which other GPUs run."""
+    """The plain-Triton kernel, which GPUs run that the fused one does not know."""
 
-    def __init__(self, case: GdnCase) -> None:
-        super().__init__(case, portable=True)
+    def launch(self, _: LayerState, arguments: tuple[Any, ...]) -> None:
+        triton_decode.launch(arguments, self.dims)
 
 
 class Stock:
@@ -172,6 +177,7 @@ class FlashInfer:
 
 CONTENDERS = {
     'ours': Ours,
+    'cp.async': CpAsync,
     'portable': Portable,
     'stock': Stock,
     'sglang': SGLang,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from replayssm.gdn.fused_decode import AMPERE
 from replayssm.gdn.operands import kernel_arguments
-from replayssm.kda import triton_decode, triton_recurrent
-from replayssm.layout import Gate
+from replayssm.kda import fused_decode, triton_decode, triton_recurrent
+from replayssm.layout import Gate, LayerState
 from tests.bench.kernel_case import HISTORY, Case, K, L, Unavailable, V
 
 LOWER_BOUND = -5.0
-HOPPER = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class KdaCase(Case):
     gate: ClassVar[Gate] = 'vector'
 
 
-class Portable:
-    """The plain-Triton kernel, which other GPUs run."""
+class Ours:
+    """The kernel that the launcher selects."""
 
     def __init__(self, case: KdaCase) -> None:
         self.states, self.table, self.inputs = case.states(), case.advance().table, case.inputs()
@@ -37,23 +37,24 @@ class Portable:
     def __call__(self) -> None:
         for state in self.states:
             operands = (*self.inputs, *self.gate_parameters, state, self.table)
-            triton_decode.launch(kernel_arguments(*operands, K**-0.5, self.out), self.dims, LOWER_BOUND)
+            self.launch(state, kernel_arguments(*operands, K**-0.5, self.out))
+
+    def launch(self, state: LayerState, arguments: tuple[Any, ...]) -> None:
+        fused_decode.launch(arguments, self.dims, state, LOWER_BOUND)
 
 
-class Ours(Portable):
-    """The Hopper kernel, whether or not the launcher already selects it."""
+class CpAsync(Ours):
+    """The fused kernel without TMA, as other GPUs than Hopper's run it."""
 
-    def __init__(self, case: KdaCase) -> None:
-        if torch.cuda.get_device_capability() != HOPPER:
-            raise Unavailable(f'the Hopper kernel needs compute capability {HOPPER}')
-        super().__init__(case)
+    def launch(self, state: LayerState, arguments: tuple[Any, ...]) -> None:
+        fused_decode.launch(arguments, self.dims, state, LOWER_BOUND, AMPERE)
 
-    def __call__(self) -> None:
-        from replayssm.kda import sm90_decode
 
-        for state in self.states:
-            operands = (*self.inputs, *self.gate_parameters, state, self.table)
-            sm90_decode.launch(kernel_arguments(*operands, K**-0.5, self.out), self.dims, state, LOWER_BOUND)
+class Portable(Ours):
+    """The plain-Triton kernel, which GPUs run that the fused one does not know."""
+
+    def launch(self, _: LayerState, arguments: tuple[Any, ...]) -> None:
+        triton_decode.launch(arguments, self.dims, LOWER_BOUND)
 
 
 class Stock:
@@ -133,4 +134,4 @@ class Fla:
             self.kernel(self.q, self.k, self.v, g=self.g, beta=self.beta, **options)
 
 
-CONTENDERS = {'ours': Ours, 'portable': Portable, 'stock': Stock, 'sglang': SGLang, 'fla': Fla}
+CONTENDERS = {'ours': Ours, 'cp.async': CpAsync, 'portable': Portable, 'stock': Stock, 'sglang': SGLang, 'fla': Fla}

@@ -64,8 +64,8 @@ class Benchmark:
     name: str
     cases: Sequence[Case]
     contenders: Contenders
-    own: frozenset[str] = frozenset({'ours', 'stock'})
-    by_record: frozenset[str] = frozenset({'ours', 'portable'})
+    own: frozenset[str] = frozenset({'ours', 'cp.async', 'portable', 'stock'})
+    by_record: frozenset[str] = frozenset({'ours', 'cp.async', 'portable'})
     asked_us: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def run(self, out: Path, commit: str, workers: int, batches: Sequence[int] = ()) -> None:

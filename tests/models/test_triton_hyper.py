@@ -44,10 +44,25 @@ def test_it_equals_hyper_connections(tokens: int, hidden: int, streams: int, cal
 
 def test_a_token_does_not_depend_on_the_others(call: Call, device: str) -> None:
     module = connection(64, 4, device)
-    x = torch.randn(1, 40, 4, 64, device=device)
-    together = call('triton_hyper.read', x, *parameters(module))
-    for ours, alone in zip(together, call('triton_hyper.read', x[:, 7:8], *parameters(module)), strict=True):
-        assert torch.equal(ours[:, 7:8], alone)
+    x, others = torch.randn(1, 40, 4, 64, device=device), torch.randn(1, 71, 4, 64, device=device)
+    others[:, 7] = x[:, 7]
+    found = call('triton_hyper.read', x, *parameters(module)), call('triton_hyper.read', others, *parameters(module))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours[:, 7], theirs[:, 7])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize('tokens', [1, 70, 3000])
+def test_the_projection_of_bf16_is_as_exact_as_that_of_float32(tokens: int) -> None:
+    module = connection(4096, 4, 'cuda')
+    x = torch.randn(tokens, 4, 4096, device='cuda').bfloat16()
+    sums = triton_hyper.project(x, module.fn).double().sum(0)
+    rows, flat = module.fn.size(0), x.flatten(1).double()
+    for found, expected in (
+        (sums[:, :rows], flat @ module.fn.double().T),
+        (sums[:, rows], flat.square().sum(-1)),
+    ):
+        assert (found - expected).norm() < 2e-6 * expected.norm()
 
 
 @pytest.mark.cuda

@@ -6,23 +6,27 @@ from typing import Any, Literal
 
 import torch
 
-from replayssm.gdn import sm90_decode as gdn_hopper
+from replayssm.gdn import fused_decode as gdn_fused
 from replayssm.gdn import triton_decode as gdn_portable
+from replayssm.gdn.fused_decode import AMPERE, HOPPER
 from replayssm.gdn.operands import kernel_arguments, validate
-from replayssm.kda import sm90_decode as kda_hopper
+from replayssm.kda import fused_decode as kda_fused
 from replayssm.kda import triton_decode as kda_portable
 
 from .trial import Decode, Shape
 
 KERNELS = {
-    ('gdn', 'hopper'): gdn_hopper,
+    ('gdn', 'fused'): gdn_fused,
     ('gdn', 'portable'): gdn_portable,
-    ('kda', 'hopper'): kda_hopper,
+    ('kda', 'fused'): kda_fused,
     ('kda', 'portable'): kda_portable,
 }
+GPUS = {'tma': HOPPER, 'cp.async': AMPERE}
+Kernel = Literal['tma', 'cp.async', 'portable']
+"""The fused kernel by how it copies its tiles, or the portable one."""
 
 
-def forced(kernel: Literal['hopper', 'portable'], shape: Shape) -> Decode:
+def forced(kernel: Kernel, shape: Shape) -> Decode:
     """`replay_decode` of one kernel of the shape's layer."""
 
     def decode(*operands: Any) -> torch.Tensor:
@@ -30,8 +34,11 @@ def forced(kernel: Literal['hopper', 'portable'], shape: Shape) -> Decode:
         v, state = tensors[2], tensors[7]
         dims = validate(*tensors, gate=shape.gate)
         out = torch.full(v.shape, float('nan'), dtype=v.dtype, device=v.device)
-        rest = (state, *bound) if kernel == 'hopper' else bound
-        KERNELS[shape.layer, kernel].launch(kernel_arguments(*tensors, scale, out), dims, *rest)
+        arguments = kernel_arguments(*tensors, scale, out), dims
+        if kernel == 'portable':
+            KERNELS[shape.layer, 'portable'].launch(*arguments, *bound)
+        else:
+            KERNELS[shape.layer, 'fused'].launch(*arguments, state, *bound, gpu=GPUS[kernel])
         return out
 
     return decode

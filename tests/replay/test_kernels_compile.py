@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 import pytest
 import torch
 
+from replayssm.gdn.fused_decode import ADA, AMPERE, HOPPER, Gpu
 from replayssm.gdn.operands import Dims, kernel_arguments
 
 from .kernels import KERNELS
@@ -33,14 +36,27 @@ def prepare(shape: Shape, checkpoint: str, record: str) -> tuple[tuple[Any, ...]
     return kernel_arguments(*operands, 1.0, out), dims, trial
 
 
+@pytest.mark.parametrize(
+    ('capability', 'gpu'), [(90, HOPPER), (80, AMPERE), (89, ADA), (100, AMPERE), (120, ADA)], ids=str
+)
 @pytest.mark.parametrize(('shape', 'checkpoint', 'record'), CASES, ids=str)
-def test_the_hopper_kernel(shape: Shape, checkpoint: str, record: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_kernel(
+    shape: Shape, checkpoint: str, record: str, capability: int, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments, dims, trial = prepare(shape, checkpoint, record)
-    kernel, bound = KERNELS[shape.layer, 'hopper'], shape.options[1:]
-    binary = compile_launch(monkeypatch, kernel._replay_kernel, 90, kernel.launch, arguments, dims, trial.state, *bound)
-    assert 'cp.async.bulk.tensor.3d' in binary.asm['ptx']
-    assert binary.asm['ptx'].count('mbarrier.inval') == shape.K // 64 + 1, 'barriers keep their memory to the end'
-    assert stack_bytes(binary) == 0 or shape.K > 128
+    kernel, bound = KERNELS[shape.layer, 'fused'], shape.options[1:]
+    launch = functools.partial(kernel.launch, gpu=gpu)
+    binary = compile_launch(
+        monkeypatch, kernel._replay_kernel, capability, launch, arguments, dims, trial.state, *bound
+    )
+    assert binary.metadata.shared < gpu.shared_bytes / (2 if shape.K <= 128 else 1)
+    if gpu.tma:
+        assert 'cp.async.bulk.tensor.3d' in binary.asm['ptx']
+        assert binary.asm['ptx'].count('mbarrier.inval') == shape.K // 64 + 1, 'barriers keep their memory to the end'
+        assert stack_bytes(binary) == 0 or shape.K > 128
+    else:
+        assert set(re.findall(r'cp\.async\.c[ag]\S* .*?, (0x[0-9a-f]+),', binary.asm['ptx'])) == {'0x10'}
+        assert stack_bytes(binary) <= 16 or shape.K > 128
 
 
 @pytest.mark.parametrize('capability', [80, 90, 100])

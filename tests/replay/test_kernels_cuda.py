@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from replayssm.gdn.reference import recurrence
 from replayssm.layout import LayerState
 
 from .interpreter import resolve
-from .kernels import forced, to_float32
+from .kernels import Kernel, forced, to_float32
 from .state_pool import packed_layers
-from .trial import Decode, KdaShape, Kind, Shape, Trial, both_layers
+from .trial import KdaShape, Kind, Shape, Trial, both_layers
 
 pytestmark = pytest.mark.cuda
 
@@ -43,9 +44,13 @@ FLOAT32_BOUND = {'gdn': 2e-6, 'kda': 5e-6}
 """With float32 states and records."""
 
 
-def best(shape: Shape) -> Decode:
-    """The kernel that this GPU is meant to run: on another than a Hopper GPU the portable one."""
-    return forced('hopper' if torch.cuda.get_device_capability() == (9, 0) else 'portable', shape)
+@pytest.fixture(params=['tma', 'cp.async'])
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    """The fused kernel by every way in which this GPU can copy its tiles."""
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 0) or (request.param == 'tma' and capability != (9, 0)):
+        pytest.skip(f'tiles do not come by {request.param} with compute capability {capability}')
+    return cast('Kernel', request.param)
 
 
 def packed_trial(
@@ -62,40 +67,42 @@ def packed_trial(
 
 @pytest.mark.parametrize('dtypes', DTYPES, ids='-'.join)
 @pytest.mark.parametrize('shape', SHAPES, ids=str)
-def test_outputs_equal_the_float64_recurrence(shape: Shape, dtypes: tuple[str, str]) -> None:
+def test_outputs_equal_the_float64_recurrence(shape: Shape, dtypes: tuple[str, str], kernel: Kernel) -> None:
     trial = packed_trial(shape, 7, *dtypes)
     trial.slots[3] = -1
     bounds = {DTYPES[0]: FLOAT32_BOUND[shape.layer], ('bfloat16', 'float32'): 6e-3}
     with trial.leaving_other_slots_alone():
         for _ in range(3 * (shape.L + shape.T)):
-            assert trial.step(to_float32(best(shape))) < bounds.get(dtypes, 8e-3)
+            assert trial.step(to_float32(forced(kernel, shape))) < bounds.get(dtypes, 8e-3)
     assert trial.flushes >= 2 * (trial.batch - 1)
 
 
 @pytest.mark.parametrize('accepts', [(1, 2, 3, 4), (4, 3, 2, 1), (4,), (1,)], ids=str)
 @both_layers
-def test_mixed_lengths_and_accepts(kind: Kind, accepts: tuple[int, ...]) -> None:
+def test_mixed_lengths_and_accepts(kind: Kind, accepts: tuple[int, ...], kernel: Kernel) -> None:
     shape = WINDOWS[kind][3]
     trial = packed_trial(shape, batch=4)
     for i in range(64):
         lengths = torch.tensor([1, 4, 2, 3]).roll(i)
         assert (
-            trial.step(to_float32(best(shape)), lengths, torch.full((4,), accepts[i % len(accepts)]))
+            trial.step(to_float32(forced(kernel, shape)), lengths, torch.full((4,), accepts[i % len(accepts)]))
             < FLOAT32_BOUND[shape.layer]
         )
 
 
 @both_layers
-def test_slots_past_two_to_the_thirty_one_elements(kind: Kind) -> None:
+def test_slots_past_two_to_the_thirty_one_elements(kind: Kind, kernel: Kernel) -> None:
     shape = kind(H=1, HV=1, K=64, V=64, L=4, T=2)
     trial = packed_trial(shape, 3, slot_bytes=2**32 - 2**20)
-    assert max(trial.step(to_float32(best(shape))) for _ in range(12)) < FLOAT32_BOUND[shape.layer]
+    assert max(trial.step(to_float32(forced(kernel, shape))) for _ in range(12)) < FLOAT32_BOUND[shape.layer]
 
 
 @pytest.mark.parametrize('dtypes', [DTYPES[0], DTYPES[3]], ids='-'.join)
 @pytest.mark.parametrize('window', [1, 4, 8])
 @both_layers
-def test_two_thousand_repeats_are_bit_identical(kind: Kind, window: int, dtypes: tuple[str, str]) -> None:
+def test_two_thousand_repeats_are_bit_identical(
+    kind: Kind, window: int, dtypes: tuple[str, str], kernel: Kernel
+) -> None:
     """Programs of one launch neither read what another one appends nor share memory by accident."""
     shape = kind(H=8 if kind is Shape else 16, HV=16, K=128, V=128, L=16, T=window)
     trial = packed_trial(shape, 32, *dtypes)
@@ -115,7 +122,7 @@ def test_two_thousand_repeats_are_bit_identical(kind: Kind, window: int, dtypes:
     for _ in range(2000):
         for tensor, value in zip(trial.state, start, strict=True):
             tensor.copy_(value)
-        out = trial.decode(best(shape), table, inputs)
+        out = trial.decode(forced(kernel, shape), table, inputs)
         results = [out, *(tensor.contiguous() for tensor in trial.state)]
         first = first or [tensor.clone() for tensor in results]
         for tensor, expected in zip(results, first, strict=True):
@@ -124,14 +131,14 @@ def test_two_thousand_repeats_are_bit_identical(kind: Kind, window: int, dtypes:
     assert torch.isfinite(first[0]).all()
 
 
-@pytest.mark.parametrize('kernel', ['best', 'selected'])
+@pytest.mark.parametrize('selected', [False, True], ids=['forced', 'selected'])
 @pytest.mark.parametrize('window', [1, 4])
 @both_layers
-def test_a_captured_step_advances_when_replayed(kind: Kind, window: int, kernel: str) -> None:
+def test_a_captured_step_advances_when_replayed(kind: Kind, window: int, selected: bool, kernel: Kernel) -> None:
     """Cursors, kernel and positions in one CUDA graph; capture itself advances nothing."""
     shape = replace(WINDOWS[kind][window - 1], L=8)
-    selected = resolve(f'replayssm.{shape.layer}.decode.replay_decode')
-    decode = to_float32(best(shape) if kernel == 'best' else selected)
+    launcher = resolve(f'replayssm.{shape.layer}.decode.replay_decode')
+    decode = to_float32(launcher if selected else forced(kernel, shape))
     trial = packed_trial(shape, batch=5)
     inputs = trial.inputs()
     slots, lengths, history = trial.slots.clone(), torch.full_like(trial.history, window), trial.history.clone()
@@ -166,10 +173,10 @@ def test_a_captured_step_advances_when_replayed(kind: Kind, window: int, kernel:
 
 
 @both_layers
-def test_a_descriptor_keeps_no_memory_alive(kind: Kind) -> None:
+def test_a_descriptor_keeps_no_memory_alive(kind: Kind, kernel: Kernel) -> None:
     shape = WINDOWS[kind][0]
     trial = packed_trial(shape, batch=64)
-    trial.step(to_float32(best(shape)))
+    trial.step(to_float32(forced(kernel, shape)))
     state_bytes = sum(tensor.untyped_storage().nbytes() for tensor in trial.state[:1])
     nothing = LayerState(*[torch.empty(0, device='cuda')] * 5)
     before = torch.cuda.memory_allocated()

@@ -11,7 +11,8 @@ import triton.language as tl
 
 CHUNKS = 32
 """Programs among which one block of tokens divides the projection; each leaves a partial sum."""
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 64
+"""Of decode steps and prompts alike, since another number would order a token's sums differently."""
 BLOCK_HIDDEN = 1024
 
 
@@ -37,10 +38,18 @@ def _project_kernel(
         o_k = start + tl.arange(0, BK)
         mask_k = o_k < min(i_chunk * CHUNK + CHUNK, WIDTH)
         p_x, p_w = streams + o_t[:, None] * WIDTH + o_k[None, :], fn + o_r[None, :] * WIDTH + o_k[:, None]
-        b_x = tl.load(p_x, mask=mask_t[:, None] & mask_k[None, :], other=0.0).to(tl.float32)
+        b_x = tl.load(p_x, mask=mask_t[:, None] & mask_k[None, :], other=0.0)
         b_w = tl.load(p_w, mask=mask_k[:, None] & mask_r[None, :], other=0.0)
-        acc = tl.dot(b_x, b_w, acc, input_precision='tf32x3')
-        square += tl.sum(b_x * b_x, 1)
+        if b_x.dtype == tl.bfloat16:
+            # bf16 streams are what tensor cores take, and three bf16 parts are all of a float32
+            b_w0 = b_w.to(tl.bfloat16)
+            b_w -= b_w0.to(tl.float32)
+            b_w1 = b_w.to(tl.bfloat16)
+            b_w2 = (b_w - b_w1.to(tl.float32)).to(tl.bfloat16)
+            acc = tl.dot(b_x, b_w0, tl.dot(b_x, b_w1, tl.dot(b_x, b_w2, acc)))
+        else:
+            acc = tl.dot(b_x.to(tl.float32), b_w, acc, input_precision='tf32x3')
+        square += tl.sum(b_x.to(tl.float32) * b_x.to(tl.float32), 1)
     acc = tl.where((o_r == ROWS)[None, :], square[:, None], acc)
     p_out = partial + (i_chunk * num_tokens + o_t)[:, None] * BR + o_r[None, :]
     tl.store(p_out, acc, mask=mask_t[:, None])
@@ -107,24 +116,17 @@ def _write_kernel(output, streams, post, comb, out, S: tl.constexpr, HIDDEN: tl.
     tl.store(out + (i_t * S + o_s)[:, None] * HIDDEN + o_h[None, :], b_out, mask=mask[None, :])
 
 
-def read(
-    streams: torch.Tensor,
-    fn: torch.Tensor,
-    base: torch.Tensor,
-    scale: torch.Tensor,
-    iterations: int,
-    eps: float,
-    norm_eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`hyper.read`, of a power of two of streams.
+def project(streams: torch.Tensor, fn: torch.Tensor) -> torch.Tensor:
+    """Partial sums of the projection of contiguous `streams` [..., S, hidden] by `fn` [rows, S hidden].
 
     The number of partial sums depends on the width alone, so that a token's result does not depend on the others.
+
+    Returns:
+        [`CHUNKS`, tokens, columns] float32: the first columns are the projection's rows, the next the sum of squares.
     """
-    num_streams, hidden = streams.shape[-2:]
-    width, rows, num_tokens = num_streams * hidden, fn.size(0), streams.numel() // (num_streams * hidden)
-    streams, block_rows = streams.contiguous(), triton.next_power_of_2(max(rows + 1, 16))
-    leading = streams.shape[:-2]
-    partial = torch.empty(CHUNKS, num_tokens, block_rows, dtype=torch.float32, device=streams.device)
+    rows, width = fn.shape
+    num_tokens, columns = streams.numel() // width, triton.next_power_of_2(max(rows + 1, 16))
+    partial = torch.empty(CHUNKS, num_tokens, columns, dtype=torch.float32, device=streams.device)
     _project_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), CHUNKS)](
         streams,
         fn,
@@ -134,10 +136,27 @@ def read(
         ROWS=rows,
         CHUNK=triton.cdiv(width, CHUNKS),
         BT=BLOCK_TOKENS,
-        BR=block_rows,
+        BR=columns,
         BK=128,
         num_warps=4,
     )
+    return partial
+
+
+def read(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    iterations: int,
+    eps: float,
+    norm_eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`hyper.read`, of a power of two of streams."""
+    num_streams, hidden = streams.shape[-2:]
+    streams, leading = streams.contiguous(), streams.shape[:-2]
+    partial = project(streams, fn)
+    num_tokens, columns = partial.shape[1:]
     collapsed = streams.new_empty(*leading, hidden)
     post = streams.new_empty(*leading, num_streams)
     comb = streams.new_empty(*leading, num_streams, num_streams)
@@ -156,7 +175,7 @@ def read(
         HIDDEN=hidden,
         CHUNKS=CHUNKS,
         ITERATIONS=iterations,
-        BR=block_rows,
+        BR=columns,
         BH=min(BLOCK_HIDDEN, triton.next_power_of_2(hidden)),
         num_warps=4,
     )

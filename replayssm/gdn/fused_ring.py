@@ -1,13 +1,13 @@
-"""The state's side of the Hopper kernel, in Gluon: checkpoint tiles and committed records."""
+"""The state's side of the fused kernel, in Gluon: checkpoint tiles and committed records."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from replayssm.gdn.sm90_tiles import (
+from replayssm.gdn.fused_tiles import (
     dot_tf32x3,
     from_fragment_columns,
     split3,
@@ -15,16 +15,66 @@ from replayssm.gdn.sm90_tiles import (
     to_fragment_columns,
     wrap,
 )
-from replayssm.gdn.sm90_window import BK
+from replayssm.gdn.fused_window import BK
+
+barrier = getattr(gl, 'barrier', None) or gl.thread_barrier
+"""Its name until Triton 3.6 was the second."""
 
 
 @gluon.jit
-def request_tile(desc, tiles, ready, slot, i_row, BV: gl.constexpr, NC: gl.constexpr):
-    """Start the copy of checkpoint rows i_row.. into `tiles`, BK columns a box and a barrier a box."""
-    NBYTES: gl.constexpr = BV * BK * desc.dtype.primitive_bitwidth // 8
-    for c in gl.static_range(NC):
-        mbarrier.expect(ready.index(c), NBYTES)
-        tma.async_copy_global_to_shared(desc, [slot, i_row, c * BK], ready.index(c), tiles.index(c))
+def make_ready(NC: gl.constexpr, TMA: gl.constexpr):
+    """A barrier for every box of a tile and one on which nothing arrives; None where tiles come by cp.async."""
+    ready = None
+    if TMA:
+        ready = gl.allocate_shared_memory(gl.int64, [NC + 1, 1], mbarrier.MBarrierLayout())
+        for c in gl.static_range(NC + 1):
+            mbarrier.init(ready.index(c), count=1)
+    return ready
+
+
+@gluon.jit
+def request_tile(desc, p_tile, tiles, ready, slot, i_row, BV: gl.constexpr, K: gl.constexpr):
+    """Start the copy of checkpoint rows i_row.., which lie at `p_tile`, into `tiles`, BK columns a box."""
+    NC: gl.constexpr = K // BK
+    NBYTES: gl.constexpr = BV * BK * p_tile.dtype.element_ty.primitive_bitwidth // 8
+    if ready is not None:
+        for c in gl.static_range(NC):
+            mbarrier.expect(ready.index(c), NBYTES)
+            tma.async_copy_global_to_shared(desc, [slot, i_row, c * BK], ready.index(c), tiles.index(c))
+        # Nothing ever arrives here and phase 1 is open. The wait ends the basic block: without it ptxas puts the first
+        # use of a load before the last load is issued.
+        mbarrier.wait(ready.index(NC), 1)
+    else:
+        WIDTH: gl.constexpr = 128 // p_tile.dtype.element_ty.primitive_bitwidth
+        WIDE: gl.constexpr = gl.BlockedLayout([1, WIDTH], [WIDTH // 2, 64 // WIDTH], [gl.num_warps(), 1], [1, 0])
+        o_v = gl.arange(0, BV, gl.SliceLayout(1, WIDE))
+        o_k = gl.arange(0, BK, gl.SliceLayout(0, WIDE))
+        for c in gl.static_range(NC):
+            box = tiles.index(c).reshape([BV, BK])
+            async_copy.async_copy_global_to_shared(box, p_tile + o_v[:, None] * K + (c * BK + o_k)[None, :])
+            async_copy.commit_group()
+        barrier()
+
+
+@gluon.jit
+def await_box(ready, c: gl.constexpr, NC: gl.constexpr):
+    """Wait until box c of a tile of NC has landed."""
+    if ready is not None:
+        mbarrier.wait(ready.index(c), 0)
+    else:
+        async_copy.wait_group(NC - 1 - c)
+
+
+@gluon.jit
+def invalidate(ready, NC: gl.constexpr):
+    """Keep the barriers' memory theirs until here.
+
+    The compiler reuses what is no longer read as scratch, and data written over a barrier that was not invalidated
+    comes back with words changed.
+    """
+    if ready is not None:
+        for c in gl.static_range(NC + 1):
+            mbarrier.invalidate(ready.index(c))
 
 
 @gluon.jit
@@ -94,7 +144,7 @@ def project_checkpoint(tiles, ready, x, mask, BV: gl.constexpr, MMA: gl.constexp
     acc = gl.zeros([BV, N], gl.float32, MMA)
     rest = gl.zeros([BV, N], gl.float32, MMA)
     for c in gl.static_range(len(x)):
-        mbarrier.wait(ready.index(c), 0)
+        await_box(ready, c, len(x))
         tile = tiles.index(c).reshape([BV, BK])
         if tile.dtype == gl.bfloat16:
             acc = mma_v2(tile.load(A), x[c], acc)

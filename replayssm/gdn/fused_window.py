@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from replayssm.gdn import reference
-from replayssm.gdn.sm90_tiles import as_rows, column, log_gate, sigmoid, top_rows, wrap
+from replayssm.gdn.fused_tiles import as_rows, column, log_gate, sigmoid, top_rows, wrap
 
 BK = gl.constexpr(64)
 """Columns of K that travel together: one TMA box of the checkpoint, one register tile of keys and queries."""

@@ -1,7 +1,7 @@
-"""Decoding by replay on Hopper: one fused Gluon launch per layer. README.md has the equations.
+"""Decoding by replay on NVIDIA GPUs: one fused Gluon launch per layer. README.md has the equations.
 
 A program takes BV state rows of one value head of one sequence. It asks for the records, and then for its checkpoint
-tile by TMA. While the tile flies, the products of the window's raw keys and queries with themselves and with the ring's
+tile. While that flies, the products of the window's raw keys and queries with themselves and with the ring's
 keys are formed on tensor cores; norms, gates and decays multiply the small factors afterwards. Then the tile is
 projected on all tokens of the window at once, and a forward substitution gives d and the outputs. A flushing row
 rewrites its tile in place.
@@ -16,22 +16,22 @@ from typing import Any
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from replayssm import cursor
-from replayssm.gdn.operands import Dims
-from replayssm.gdn.sm90_ring import (
+from replayssm.gdn.fused_ring import (
     fold,
+    invalidate,
     load_deltas,
     load_key_rows,
     load_keys,
+    make_ready,
     project_checkpoint,
     project_records,
     request_tile,
 )
-from replayssm.gdn.sm90_tiles import row_layout, tf32_mask, top_rows, wrap
-from replayssm.gdn.sm90_window import (
+from replayssm.gdn.fused_tiles import row_layout, tf32_mask, top_rows, wrap
+from replayssm.gdn.fused_window import (
     BK,
     gram,
     load_logits,
@@ -43,6 +43,7 @@ from replayssm.gdn.sm90_window import (
     window_factors,
     window_gates,
 )
+from replayssm.gdn.operands import Dims
 from replayssm.layout import LayerState
 
 CURSOR_COLUMNS = gl.constexpr(cursor.CURSOR_COLUMNS)
@@ -56,6 +57,29 @@ class Tiling:
 
     rows: int
     num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What the kernel makes of a GPU.
+
+    Attributes:
+        tma: tiles come by TMA; without it every thread copies its part of them by cp.async.
+        shared_bytes: shared memory of a multiprocessor.
+    """
+
+    tma: bool
+    shared_bytes: int
+
+
+HOPPER, AMPERE, ADA = Gpu(True, 228 * 1024), Gpu(False, 164 * 1024), Gpu(False, 100 * 1024)
+
+
+@functools.cache
+def gpu_of(device: torch.device) -> Gpu:
+    """TMA is for Hopper, where it was measured; newer GPUs have it too."""
+    found = torch.cuda.get_device_properties(device)
+    return Gpu((found.major, found.minor) == (9, 0), found.shared_memory_per_multiprocessor)
 
 
 @gluon.jit
@@ -109,6 +133,8 @@ def _replay_kernel(
     N: gl.constexpr,
     J: gl.constexpr,
     ROWS: gl.constexpr,
+    TILE: gl.constexpr,
+    TMA: gl.constexpr,
 ):
     NC: gl.constexpr = K // BK
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
@@ -123,11 +149,9 @@ def _replay_kernel(
     i_b = gl.program_id(2).to(gl.int64)
     slot, valid, read_row, write_row, length, flush = load_cursor(cursors, i_b)
 
-    tiles = gl.allocate_shared_memory(checkpoint.dtype.element_ty, [NC, 1, BV, BK], desc.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [NC + 1, 1], mbarrier.MBarrierLayout())
+    tiles = gl.allocate_shared_memory(checkpoint.dtype.element_ty, [NC, 1, BV, BK], TILE)
+    ready = make_ready(NC, TMA)
     factors = gl.allocate_shared_memory(gl.float32, [N * N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    for c in gl.static_range(NC + 1):
-        mbarrier.init(ready.index(c), count=1)
 
     # loads that need no slot go before the branch, to fly together with the cursors
     x = load_window(q + i_b * stride_qb + i_h * K, k + i_b * stride_kb + i_h * K, stride_qt, stride_kt, T, N, K, X)
@@ -155,10 +179,8 @@ def _replay_kernel(
         gate_sum = gl.load(p_gate + wrap(read_row + last, R))
         b_d = load_deltas(p_delta, read_row, last, R, V, BV, J, A)
         # The tile comes last: its bytes would queue before the records, whose arithmetic is to hide behind them.
-        request_tile(desc, tiles, ready, slot, i_hv * V + i_v, BV, NC)
-        # Nothing ever arrives here and phase 1 is open. The wait ends the basic block: without it ptxas puts the first
-        # use of a load before the last load is issued.
-        mbarrier.wait(ready.index(NC), 1)
+        p_tile = checkpoint + i_s * slot_checkpoint + (i_hv * V + i_v) * K
+        request_tile(desc, p_tile, tiles, ready, slot, i_hv * V + i_v, BV, K)
 
         xx, xk = gram(x, keys, MMA)
         gate_r, gate_c = window_gates(a_r, a_c, gate_scale, gate_bias, o_r, o_c, T)
@@ -185,13 +207,9 @@ def _replay_kernel(
         y = project_records(b_d, b_w, valid, mask, MMA)
         y += project_checkpoint(tiles, ready, x, mask, BV, MMA) * carry[None, :]
         if flush > 0:
-            p_tile = checkpoint + i_s * slot_checkpoint + (i_hv * V + i_v) * K
             fold(tiles, p_tile, rows, b_d, decay_j, gate_sum, MMA)
         solve_window(gl.convert_layout(y, ROWS), b_v, factors, p_out, p_delta, write_row, length, HV * V, T, R, V, ROWS)
-        # Keeps the barriers' memory theirs until here. The compiler reuses what is no longer read as scratch, and data
-        # written over a barrier that was not invalidated comes back with words changed.
-        for c in gl.static_range(NC + 1):
-            mbarrier.invalidate(ready.index(c))
+        invalidate(ready, NC)
     else:
         o_v = gl.arange(0, BV, ROW)
         for i in gl.static_range(T):
@@ -223,14 +241,18 @@ class _Address:
         return self.address
 
 
+def tile_layout(dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """Layout of a tile [1, rows, BK] in shared memory."""
+    return gl.NVMMASharedLayout(128, 8 * dtype.itemsize, 3)
+
+
 @functools.lru_cache(maxsize=4096)
 def _tile_descriptor(
     address: int, dtype: torch.dtype, slots: int, slot_rows: int, head_k_dim: int, slot_stride: int, rows: int
 ) -> TensorDescriptor:
     """TMA descriptor of checkpoints [slots, HV V, K] at `address`, with boxes of `rows` by BK."""
-    layout = gl.NVMMASharedLayout(128, 8 * dtype.itemsize, 3)
     shape, strides = [slots, slot_rows, head_k_dim], [slot_stride, head_k_dim, 1]
-    return TensorDescriptor(_Address(address, dtype), shape, strides, [1, rows, BK.value], layout)
+    return TensorDescriptor(_Address(address, dtype), shape, strides, [1, rows, BK.value], tile_layout(dtype))
 
 
 def tile_descriptor(checkpoint: torch.Tensor, rows: int) -> TensorDescriptor:
@@ -240,12 +262,15 @@ def tile_descriptor(checkpoint: torch.Tensor, rows: int) -> TensorDescriptor:
     return _tile_descriptor(address, dtype, slots, value_heads * head_v_dim, head_k_dim, checkpoint.stride(0), rows)
 
 
-def launch(arguments: tuple[Any, ...], dims: Dims, state: LayerState, tiling: Tiling | None = None) -> None:
+def launch(
+    arguments: tuple[Any, ...], dims: Dims, state: LayerState, gpu: Gpu | None = None, tiling: Tiling | None = None
+) -> None:
     """Run the kernel on validated `operands.kernel_arguments`."""
+    gpu = gpu or gpu_of(state.checkpoint.device)
     tiling = tiling or select_tiling(dims)
     columns = 8 if dims.T <= 4 else 16
     _replay_kernel[(dims.V // tiling.rows, dims.HV, dims.B)](
-        tile_descriptor(state.checkpoint, tiling.rows),
+        tile_descriptor(state.checkpoint, tiling.rows) if gpu.tma else None,
         *arguments,
         T=dims.T,
         H=dims.H,
@@ -257,5 +282,7 @@ def launch(arguments: tuple[Any, ...], dims: Dims, state: LayerState, tiling: Ti
         N=columns,
         J=16 if dims.R - dims.T <= 16 else 32,
         ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
+        TILE=tile_layout(state.checkpoint.dtype),
+        TMA=gpu.tma,
         num_warps=tiling.num_warps,
     )

@@ -11,9 +11,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from replayssm.gdn.sm90_tiles import log_gate as softplus_gate
-from replayssm.gdn.sm90_tiles import split3, wrap
-from replayssm.gdn.sm90_window import BK, NORM_EPS, token_of
+from replayssm.gdn.fused_tiles import log_gate as softplus_gate
+from replayssm.gdn.fused_tiles import split3, wrap
+from replayssm.gdn.fused_window import BK, NORM_EPS, token_of
 
 
 @gluon.jit
@@ -116,7 +116,7 @@ def inverse_norms(x, WIN: gl.constexpr):
 
 @gluon.jit
 def store_factors(factors, products, norm_n, scale_n, betas, o_n, T: gl.constexpr):
-    """What d_i adds to column n, `gdn.sm90_window.window_factors`' result, row by row into shared memory.
+    """What d_i adds to column n, `gdn.fused_window.window_factors`' result, row by row into shared memory.
 
     `products` are T tiles [N, BK] that sum along BK to k_i . x_n e^(G_n - G_i), of raw keys and queries.
     """

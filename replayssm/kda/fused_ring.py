@@ -1,15 +1,15 @@
-"""The state's side of the Hopper kernel, in Gluon: checkpoint tiles and committed records under vector gates."""
+"""The state's side of the fused kernel, in Gluon: checkpoint tiles and committed records under vector gates."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from replayssm.gdn.sm90_tiles import dot_tf32x3, from_fragment_columns, split3, split_tf32, to_fragment_columns, wrap
-from replayssm.gdn.sm90_window import BK
-from replayssm.kda.sm90_window import as_operand, bf16_operands, exp2, log2_gate
+from replayssm.gdn.fused_ring import await_box
+from replayssm.gdn.fused_tiles import dot_tf32x3, from_fragment_columns, split3, split_tf32, to_fragment_columns, wrap
+from replayssm.gdn.fused_window import BK
+from replayssm.kda.fused_window import as_operand, bf16_operands, exp2, log2_gate
 
 
 @gluon.jit
@@ -112,7 +112,7 @@ def project_checkpoint(tiles, ready, x, mask, BV: gl.constexpr, MMA: gl.constexp
             parts = bf16_operands(x[c], B)
         else:
             b_x = as_operand(x[c], B)
-        mbarrier.wait(ready.index(c), 0)
+        await_box(ready, c, len(x))
         for half in gl.static_range(2):
             b_s = tiles.index(c).reshape([BV, BK]).slice(half * 32, 32, dim=1).load(A)
             if b_s.dtype == gl.bfloat16:

@@ -1,7 +1,7 @@
-"""Decoding by replay on Hopper: one fused Gluon launch per layer. README.md has the equations.
+"""Decoding by replay on NVIDIA GPUs: one fused Gluon launch per layer. README.md has the equations.
 
 A program takes BV state rows of one value head of one sequence. It asks for the records, and then for its checkpoint
-tile by TMA. While the tile flies, the committed records' gates are evaluated and their keys folded to the window's
+tile. While that flies, the committed records' gates are evaluated and their keys folded to the window's
 start, and the window's own products are formed. Then the tile is projected on all tokens of the window at once, and a
 forward substitution gives d and the outputs. A flushing row rewrites its tile in place.
 """
@@ -13,14 +13,13 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from replayssm.gdn.fused_decode import Gpu, Tiling, gpu_of, load_cursor, tile_descriptor, tile_layout
+from replayssm.gdn.fused_ring import invalidate, make_ready, project_records, request_tile
+from replayssm.gdn.fused_tiles import row_layout, sigmoid, tf32_mask
+from replayssm.gdn.fused_window import BK, load_values, solve_window
 from replayssm.gdn.operands import Dims
-from replayssm.gdn.sm90_decode import Tiling, load_cursor, tile_descriptor
-from replayssm.gdn.sm90_ring import project_records, request_tile
-from replayssm.gdn.sm90_tiles import row_layout, sigmoid, tf32_mask
-from replayssm.gdn.sm90_window import BK, load_values, solve_window
-from replayssm.kda.sm90_ring import (
+from replayssm.kda.fused_ring import (
     fold,
     fold_keys,
     load_deltas,
@@ -30,7 +29,7 @@ from replayssm.kda.sm90_ring import (
     token_weights,
     window_weights,
 )
-from replayssm.kda.sm90_window import (
+from replayssm.kda.fused_window import (
     exp2,
     inverse_norms,
     load_rows,
@@ -45,6 +44,8 @@ from replayssm.kda.sm90_window import (
 from replayssm.layout import LayerState
 
 LOG2E = gl.constexpr(math.log2(math.e))
+SCRATCH_BYTES = 12 * 1024
+"""Shared memory of a program beside its tile: folded keys, factors, gate sums."""
 
 
 @gluon.jit
@@ -92,6 +93,8 @@ def _replay_kernel(
     N: gl.constexpr,
     J: gl.constexpr,
     ROWS: gl.constexpr,
+    TILE: gl.constexpr,
+    TMA: gl.constexpr,
 ):
     NC: gl.constexpr = K // BK
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
@@ -107,12 +110,10 @@ def _replay_kernel(
     i_b = gl.program_id(2).to(gl.int64)
     slot, valid, read_row, write_row, length, flush = load_cursor(cursors, i_b)
 
-    tiles = gl.allocate_shared_memory(checkpoint.dtype.element_ty, [NC, 1, BV, BK], desc.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [NC + 1, 1], mbarrier.MBarrierLayout())
+    tiles = gl.allocate_shared_memory(checkpoint.dtype.element_ty, [NC, 1, BV, BK], TILE)
+    ready = make_ready(NC, TMA)
     factors = gl.allocate_shared_memory(gl.float32, [N * N], VECTOR)
     sums = gl.allocate_shared_memory(gl.float32, [K], VECTOR)
-    for c in gl.static_range(NC + 1):
-        mbarrier.init(ready.index(c), count=1)
 
     # loads that need no slot go before the branch, to fly together with the cursors
     p_k = k + i_b * stride_kb + i_h * K
@@ -152,10 +153,8 @@ def _replay_kernel(
         first = gl.load(p_gate + read_row * K + o_k)
         b_d = load_deltas(p_delta, read_row, last, R, V, BV, J, A)
         # The tile comes last: its bytes would queue before the records, whose arithmetic is to hide behind them.
-        request_tile(desc, tiles, ready, slot, i_hv * V + i_v, BV, NC)
-        # Nothing ever arrives here and phase 1 is open. The wait ends the basic block: without it ptxas puts the first
-        # use of a load before the last load is issued.
-        mbarrier.wait(ready.index(NC), 1)
+        p_tile = checkpoint + i_s * slot_checkpoint + (i_hv * V + i_v) * K
+        request_tile(desc, p_tile, tiles, ready, slot, i_hv * V + i_v, BV, K)
 
         rows, whole = fold_keys(keys, norm_j, newer, first, bias, rate, lower_bound, valid, BOUNDED)
         sums.store(whole)
@@ -201,26 +200,26 @@ def _replay_kernel(
             if T == 1:
                 # allocated where it is needed, so that three programs fit an SM
                 folded = gl.allocate_shared_memory(gl.float32, [J, K], KEYS, rows)
-            p_tile = checkpoint + i_s * slot_checkpoint + (i_hv * V + i_v) * K
             fold(tiles, p_tile, folded, sums, b_d, MMA)
         solve_window(gl.convert_layout(y, ROWS), b_v, factors, p_out, p_delta, write_row, length, HV * V, T, R, V, ROWS)
-        # Keeps the barriers' memory theirs until here. The compiler reuses what is no longer read as scratch, and data
-        # written over a barrier that was not invalidated comes back with words changed.
-        for c in gl.static_range(NC + 1):
-            mbarrier.invalidate(ready.index(c))
+        invalidate(ready, NC)
     else:
         o_v = gl.arange(0, BV, ROW)
         for i in gl.static_range(T):
             gl.store(p_out + i * (HV * V) + o_v, gl.zeros([BV], out.dtype.element_ty, ROW))
 
 
-def select_tiling(dims: Dims) -> Tiling:
+def select_tiling(dims: Dims, state_bytes: int, gpu: Gpu) -> Tiling:
     """A whole head on 4 warps: the gates of the records are evaluated once, 3 programs an SM with 64 KiB of state each.
 
     Swept on one H200 with H = HV = 16, K = V = 128, L = 16, before the gates became cheaper: half the rows took 7 to
-    51 % longer, 8 warps 24 to 112 %.
+    51 % longer, 8 warps 24 to 112 %. Half the rows are for GPUs on which two whole heads would not fit an SM.
+
+    Args:
+        state_bytes: of a number of the checkpoint.
     """
-    return Tiling(128 if dims.V % 128 == 0 else 64, 4)
+    fits = 2 * (128 * dims.K * state_bytes + SCRATCH_BYTES) <= gpu.shared_bytes
+    return Tiling(128 if fits and dims.V % 128 == 0 else 64, 4)
 
 
 def launch(
@@ -228,13 +227,15 @@ def launch(
     dims: Dims,
     state: LayerState,
     lower_bound: float | None,
+    gpu: Gpu | None = None,
     tiling: Tiling | None = None,
 ) -> None:
     """Run the kernel on validated `operands.kernel_arguments`."""
-    tiling = tiling or select_tiling(dims)
+    gpu = gpu or gpu_of(state.checkpoint.device)
+    tiling = tiling or select_tiling(dims, state.checkpoint.itemsize, gpu)
     columns = 8 if dims.T <= 4 else 16
     _replay_kernel[(dims.V // tiling.rows, dims.HV, dims.B)](
-        tile_descriptor(state.checkpoint, tiling.rows),
+        tile_descriptor(state.checkpoint, tiling.rows) if gpu.tma else None,
         *arguments,
         0.0 if lower_bound is None else lower_bound,
         BOUNDED=lower_bound is not None,
@@ -248,5 +249,7 @@ def launch(
         N=columns,
         J=16 if dims.R - dims.T <= 16 else 32,
         ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
+        TILE=tile_layout(state.checkpoint.dtype),
+        TMA=gpu.tma,
         num_warps=tiling.num_warps,
     )
