@@ -252,4 +252,6 @@ def launch(
         TILE=tile_layout(state.checkpoint.dtype),
         TMA=gpu.tma,
         num_warps=tiling.num_warps,
+        # without TMA a window takes a few registers more than three programs an SM leave it
+        maxnreg=168 if not gpu.tma and 1 < dims.T <= 4 else None,
     )

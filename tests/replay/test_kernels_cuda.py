@@ -152,6 +152,8 @@ def test_a_captured_step_advances_when_replayed(kind: Kind, window: int, selecte
 
     saved = [tensor.clone() for tensor in (*trial.state, trial.positions, history)]
     stream = torch.cuda.Stream()
+    # the copies above are made by another stream, which may be late
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step()
     torch.cuda.synchronize()
