@@ -72,6 +72,8 @@ class Gpu:
     shared_bytes: int
 
 
+SCRATCH_BYTES = 7 * 1024
+"""At most so much shared memory is a program's for factors and changes of layout, and the driver's."""
 HOPPER, AMPERE, ADA = Gpu(True, 228 * 1024), Gpu(False, 164 * 1024), Gpu(False, 100 * 1024)
 
 
@@ -216,7 +218,12 @@ def _replay_kernel(
             gl.store(p_out + i * (HV * V) + o_v, gl.zeros([BV], out.dtype.element_ty, ROW))
 
 
-def select_tiling(dims: Dims) -> Tiling:
+def record_rows(dims: Dims) -> int:
+    """Committed records, as a number of rows that tensor cores take."""
+    return 16 if dims.R - dims.T <= 16 else 32
+
+
+def select_tiling(dims: Dims, state_bytes: int, gpu: Gpu) -> Tiling:
     """Hand-tuned on one H200 (H = 16, HV = 32, K = V = 128, L = 16); microseconds of a launch, fp32 records.
 
     64 rows on 2 warps leave 6 programs an SM 34 KiB of shared memory each and 168 registers a thread. The kernel waits
@@ -224,10 +231,13 @@ def select_tiling(dims: Dims) -> Tiling:
     (32 on 1 warp: 151.5, and 87.3 against 81.4 with a bf16 checkpoint). Windows past 4 tokens do enough arithmetic for
     wider programs to pay, once the batch fills the card: 54.4 against 56.7 at T = 8, B = 64, but 14.5 against 12.9 at
     B = 8.
+
+    Args:
+        state_bytes: of a number of the checkpoint.
     """
-    if dims.T > 4 and dims.V % 128 == 0 and dims.B * dims.HV >= 1024:
-        return Tiling(128, 4)
-    return Tiling(64, 2)
+    fills_card = dims.V % 128 == 0 and dims.B * dims.HV >= 1024
+    two_fit = 2 * (128 * dims.K * state_bytes + SCRATCH_BYTES) <= gpu.shared_bytes
+    return Tiling(128, 4) if dims.T > 4 and fills_card and two_fit else Tiling(64, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +277,7 @@ def launch(
 ) -> None:
     """Run the kernel on validated `operands.kernel_arguments`."""
     gpu = gpu or gpu_of(state.checkpoint.device)
-    tiling = tiling or select_tiling(dims)
+    tiling = tiling or select_tiling(dims, state.checkpoint.itemsize, gpu)
     columns = 8 if dims.T <= 4 else 16
     _replay_kernel[(dims.V // tiling.rows, dims.HV, dims.B)](
         tile_descriptor(state.checkpoint, tiling.rows) if gpu.tma else None,
@@ -280,7 +290,7 @@ def launch(
         R=dims.R,
         BV=tiling.rows,
         N=columns,
-        J=16 if dims.R - dims.T <= 16 else 32,
+        J=record_rows(dims),
         ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
         TILE=tile_layout(state.checkpoint.dtype),
         TMA=gpu.tma,

@@ -14,7 +14,16 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from replayssm.gdn.fused_decode import Gpu, Tiling, gpu_of, load_cursor, tile_descriptor, tile_layout
+from replayssm.gdn.fused_decode import (
+    SCRATCH_BYTES,
+    Gpu,
+    Tiling,
+    gpu_of,
+    load_cursor,
+    record_rows,
+    tile_descriptor,
+    tile_layout,
+)
 from replayssm.gdn.fused_ring import invalidate, make_ready, project_records, request_tile
 from replayssm.gdn.fused_tiles import row_layout, sigmoid, tf32_mask
 from replayssm.gdn.fused_window import BK, load_values, solve_window
@@ -44,8 +53,6 @@ from replayssm.kda.fused_window import (
 from replayssm.layout import LayerState
 
 LOG2E = gl.constexpr(math.log2(math.e))
-SCRATCH_BYTES = 12 * 1024
-"""Shared memory of a program beside its tile: folded keys, factors, gate sums."""
 
 
 @gluon.jit
@@ -218,8 +225,9 @@ def select_tiling(dims: Dims, state_bytes: int, gpu: Gpu) -> Tiling:
     Args:
         state_bytes: of a number of the checkpoint.
     """
-    fits = 2 * (128 * dims.K * state_bytes + SCRATCH_BYTES) <= gpu.shared_bytes
-    return Tiling(128 if fits and dims.V % 128 == 0 else 64, 4)
+    keys = record_rows(dims) * dims.K * 4
+    two_fit = 2 * (128 * dims.K * state_bytes + keys + SCRATCH_BYTES) <= gpu.shared_bytes
+    return Tiling(128 if dims.V % 128 == 0 and two_fit else 64, 4)
 
 
 def launch(
@@ -247,11 +255,11 @@ def launch(
         R=dims.R,
         BV=tiling.rows,
         N=columns,
-        J=16 if dims.R - dims.T <= 16 else 32,
+        J=record_rows(dims),
         ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
         TILE=tile_layout(state.checkpoint.dtype),
         TMA=gpu.tma,
         num_warps=tiling.num_warps,
         # without TMA a window takes a few registers more than three programs an SM leave it
-        maxnreg=168 if not gpu.tma and 1 < dims.T <= 4 else None,
+        maxnreg=168 if not gpu.tma and tiling.rows == 128 and 1 < dims.T <= 4 else None,
     )

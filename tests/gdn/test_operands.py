@@ -77,6 +77,21 @@ def test_a_cpu_without_the_interpreter_is_refused() -> None:
         replay_decode(**operands(Shape()))
 
 
+@pytest.mark.parametrize(
+    ('capability', 'kernel'),
+    [((7, 5), 'triton'), ((8, 0), 'fused'), ((8, 9), 'fused'), ((9, 0), 'fused'), ((12, 0), 'fused')],
+    ids=str,
+)
+def test_gpus_since_ampere_get_the_fused_kernel(
+    capability: tuple[int, int], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda _: capability)
+    dims = Dims(4, 1, 16, 32, 128, 128, 17)
+    selection = select_kernel.__wrapped__(torch.device('cuda', 0), torch.bfloat16, dims, 2**20, True)
+    assert selection.kernel == kernel
+    assert str(capability) in selection.reason
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ('dtype', 'dims', 'stride_bytes', 'reason'),

@@ -22,6 +22,7 @@ CASES = [
     (Shape(H=2, HV=4, K=64, V=256, L=32, T=8), 'float32', 'bfloat16'),
     (Shape(H=2, HV=2, K=256, V=64, L=32, T=2), 'bfloat16', 'float32'),
     (KdaShape(H=2, HV=2, K=128, V=128, L=16, T=1), 'float32', 'float32'),
+    (KdaShape(H=2, HV=2, K=128, V=128, L=32, T=4), 'float32', 'float32'),
     (KdaShape(H=2, HV=2, K=128, V=128, L=16, T=4), 'bfloat16', 'bfloat16'),
     (KdaShape(H=2, HV=4, K=64, V=256, L=32, T=8, bound=None), 'float32', 'bfloat16'),
 ]
@@ -49,7 +50,9 @@ def test_the_fused_kernel(
     binary = compile_launch(
         monkeypatch, kernel._replay_kernel, capability, launch, arguments, dims, trial.state, *bound
     )
-    assert binary.metadata.shared < gpu.shared_bytes / (2 if shape.K <= 128 else 1)
+    reserved = 1024
+    programs = 2 if shape.K <= 128 and shape.L <= 16 else 1
+    assert programs * (binary.metadata.shared + reserved) <= gpu.shared_bytes
     if gpu.tma:
         assert 'cp.async.bulk.tensor.3d' in binary.asm['ptx']
         assert binary.asm['ptx'].count('mbarrier.inval') == shape.K // 64 + 1, 'barriers keep their memory to the end'
