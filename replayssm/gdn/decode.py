@@ -15,7 +15,7 @@ from replayssm.layout import LayerState
 
 FUSED_HEAD_DIMS = (64, 128, 256)
 ALIGNMENT = 64
-"""Bytes of a slot stride that the fused kernel divides into: Triton looks for multiples of 16 numbers, 4 bytes each."""
+"""Of slot strides, in bytes: of multiples of 16 numbers Triton knows that 16 bytes can be copied at a time."""
 
 
 class Selection(NamedTuple):

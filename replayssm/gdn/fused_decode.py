@@ -1,10 +1,10 @@
 """Decoding by replay on NVIDIA GPUs: one fused Gluon launch per layer. README.md has the equations.
 
 A program takes BV state rows of one value head of one sequence. It asks for the records, and then for its checkpoint
-tile. While that flies, the products of the window's raw keys and queries with themselves and with the ring's
-keys are formed on tensor cores; norms, gates and decays multiply the small factors afterwards. Then the tile is
-projected on all tokens of the window at once, and a forward substitution gives d and the outputs. A flushing row
-rewrites its tile in place.
+tile. While that flies, the products of the window's raw keys and queries with themselves and with the ring's keys are
+formed on tensor cores; norms, gates and decays multiply the small factors afterwards. Then the tile is projected on all
+tokens of the window at once, and a forward substitution gives d and the outputs. A flushing row rewrites its tile in
+place.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What the kernel makes of a GPU.
+    """What a launch depends on of a GPU.
 
     Attributes:
         tma: tiles come by TMA; without it every thread copies its part of them by cp.async.

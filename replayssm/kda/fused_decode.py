@@ -1,9 +1,9 @@
 """Decoding by replay on NVIDIA GPUs: one fused Gluon launch per layer. README.md has the equations.
 
 A program takes BV state rows of one value head of one sequence. It asks for the records, and then for its checkpoint
-tile. While that flies, the committed records' gates are evaluated and their keys folded to the window's
-start, and the window's own products are formed. Then the tile is projected on all tokens of the window at once, and a
-forward substitution gives d and the outputs. A flushing row rewrites its tile in place.
+tile. While that flies, the committed records' gates are evaluated and their keys folded to the window's start, and the
+window's own products are formed. Then the tile is projected on all tokens of the window at once, and a forward
+substitution gives d and the outputs. A flushing row rewrites its tile in place.
 """
 
 from __future__ import annotations

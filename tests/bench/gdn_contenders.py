@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from replayssm.gdn import fused_decode, triton_decode
+from replayssm.gdn import decode, fused_decode, triton_decode
 from replayssm.gdn.fused_decode import AMPERE
 from replayssm.gdn.operands import kernel_arguments
 from replayssm.layout import Gate, LayerState
@@ -40,24 +40,24 @@ class Ours:
     def __call__(self) -> None:
         for state in self.states:
             operands = (*self.inputs, *self.gate_parameters, state, self.table)
-            self.launch(state, kernel_arguments(*operands, K**-0.5, self.out))
+            self.step(state, operands)
 
-    def launch(self, state: LayerState, arguments: tuple[Any, ...]) -> None:
-        fused_decode.launch(arguments, self.dims, state)
+    def step(self, _: LayerState, operands: tuple[Any, ...]) -> None:
+        decode.replay_decode(*operands)
 
 
 class CpAsync(Ours):
     """The fused kernel without TMA, as other GPUs than Hopper's run it."""
 
-    def launch(self, state: LayerState, arguments: tuple[Any, ...]) -> None:
-        fused_decode.launch(arguments, self.dims, state, AMPERE)
+    def step(self, state: LayerState, operands: tuple[Any, ...]) -> None:
+        fused_decode.launch(kernel_arguments(*operands, K**-0.5, self.out), self.dims, state, AMPERE)
 
 
 class Portable(Ours):
     """The plain-Triton kernel, which GPUs run that the fused one does not know."""
 
-    def launch(self, _: LayerState, arguments: tuple[Any, ...]) -> None:
-        triton_decode.launch(arguments, self.dims)
+    def step(self, _: LayerState, operands: tuple[Any, ...]) -> None:
+        triton_decode.launch(kernel_arguments(*operands, K**-0.5, self.out), self.dims)
 
 
 class Stock:

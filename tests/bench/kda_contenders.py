@@ -9,7 +9,7 @@ import torch
 
 from replayssm.gdn.fused_decode import AMPERE
 from replayssm.gdn.operands import kernel_arguments
-from replayssm.kda import fused_decode, triton_decode, triton_recurrent
+from replayssm.kda import decode, fused_decode, triton_decode, triton_recurrent
 from replayssm.layout import Gate, LayerState
 from tests.bench.kernel_case import HISTORY, Case, K, L, Unavailable, V
 
@@ -37,24 +37,25 @@ class Ours:
     def __call__(self) -> None:
         for state in self.states:
             operands = (*self.inputs, *self.gate_parameters, state, self.table)
-            self.launch(state, kernel_arguments(*operands, K**-0.5, self.out))
+            self.step(state, operands)
 
-    def launch(self, state: LayerState, arguments: tuple[Any, ...]) -> None:
-        fused_decode.launch(arguments, self.dims, state, LOWER_BOUND)
+    def step(self, _: LayerState, operands: tuple[Any, ...]) -> None:
+        decode.replay_decode(*operands, lower_bound=LOWER_BOUND)
 
 
 class CpAsync(Ours):
     """The fused kernel without TMA, as other GPUs than Hopper's run it."""
 
-    def launch(self, state: LayerState, arguments: tuple[Any, ...]) -> None:
+    def step(self, state: LayerState, operands: tuple[Any, ...]) -> None:
+        arguments = kernel_arguments(*operands, K**-0.5, self.out)
         fused_decode.launch(arguments, self.dims, state, LOWER_BOUND, AMPERE)
 
 
 class Portable(Ours):
     """The plain-Triton kernel, which GPUs run that the fused one does not know."""
 
-    def launch(self, _: LayerState, arguments: tuple[Any, ...]) -> None:
-        triton_decode.launch(arguments, self.dims, LOWER_BOUND)
+    def step(self, _: LayerState, operands: tuple[Any, ...]) -> None:
+        triton_decode.launch(kernel_arguments(*operands, K**-0.5, self.out), self.dims, LOWER_BOUND)
 
 
 class Stock:
