@@ -9,19 +9,24 @@ place.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from replayssm import cursor
+from replayssm.gdn.fused_launch import (
+    SCRATCH_BYTES,
+    Gpu,
+    Tiling,
+    gpu_of,
+    record_rows,
+    tile_descriptor,
+    tile_layout,
+)
 from replayssm.gdn.fused_ring import (
     fold,
     invalidate,
+    load_cursor,
     load_deltas,
     load_key_rows,
     load_keys,
@@ -45,51 +50,6 @@ from replayssm.gdn.fused_window import (
 )
 from replayssm.gdn.operands import Dims
 from replayssm.layout import LayerState
-
-CURSOR_COLUMNS = gl.constexpr(cursor.CURSOR_COLUMNS)
-SLOT, VALID, READ_ROW = gl.constexpr(cursor.SLOT), gl.constexpr(cursor.VALID), gl.constexpr(cursor.READ_ROW)
-WRITE_ROW, LENGTH, FLUSH = gl.constexpr(cursor.WRITE_ROW), gl.constexpr(cursor.LENGTH), gl.constexpr(cursor.FLUSH)
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """BV state rows and the warps of a program."""
-
-    rows: int
-    num_warps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """What a launch depends on of a GPU.
-
-    Attributes:
-        tma: tiles come by TMA; without it every thread copies its part of them by cp.async.
-        shared_bytes: shared memory of a multiprocessor.
-    """
-
-    tma: bool
-    shared_bytes: int
-
-
-SCRATCH_BYTES = 7 * 1024
-"""At most so much shared memory is a program's for factors and changes of layout, and the driver's."""
-HOPPER, AMPERE, ADA = Gpu(True, 228 * 1024), Gpu(False, 164 * 1024), Gpu(False, 100 * 1024)
-
-
-@functools.cache
-def gpu_of(device: torch.device) -> Gpu:
-    """TMA is for Hopper, where it was measured; newer GPUs have it too."""
-    found = torch.cuda.get_device_properties(device)
-    return Gpu((found.major, found.minor) == (9, 0), found.shared_memory_per_multiprocessor)
-
-
-@gluon.jit
-def load_cursor(cursors, i_b):
-    p_cursor = cursors + i_b * CURSOR_COLUMNS
-    slot, valid, read_row = gl.load(p_cursor + SLOT), gl.load(p_cursor + VALID), gl.load(p_cursor + READ_ROW)
-    write_row, length, flush = gl.load(p_cursor + WRITE_ROW), gl.load(p_cursor + LENGTH), gl.load(p_cursor + FLUSH)
-    return slot, valid, read_row, write_row, length, flush
 
 
 @gluon.jit
@@ -218,11 +178,6 @@ def _replay_kernel(
             gl.store(p_out + i * (HV * V) + o_v, gl.zeros([BV], out.dtype.element_ty, ROW))
 
 
-def record_rows(dims: Dims) -> int:
-    """Committed records, as a number of rows that tensor cores take."""
-    return 16 if dims.R - dims.T <= 16 else 32
-
-
 def select_tiling(dims: Dims, state_bytes: int, gpu: Gpu) -> Tiling:
     """Hand-tuned on one H200 (H = 16, HV = 32, K = V = 128, L = 16); microseconds of a launch, fp32 records.
 
@@ -238,38 +193,6 @@ def select_tiling(dims: Dims, state_bytes: int, gpu: Gpu) -> Tiling:
     fills_card = dims.V % 128 == 0 and dims.B * dims.HV >= 1024
     two_fit = 2 * (128 * dims.K * state_bytes + SCRATCH_BYTES) <= gpu.shared_bytes
     return Tiling(128, 4) if dims.T > 4 and fills_card and two_fit else Tiling(64, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class _Address:
-    """What a descriptor needs of a tensor, without keeping its memory alive."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
-def tile_layout(dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """Layout of a tile [1, rows, BK] in shared memory."""
-    return gl.NVMMASharedLayout(128, 8 * dtype.itemsize, 3)
-
-
-@functools.lru_cache(maxsize=4096)
-def _tile_descriptor(
-    address: int, dtype: torch.dtype, slots: int, slot_rows: int, head_k_dim: int, slot_stride: int, rows: int
-) -> TensorDescriptor:
-    """TMA descriptor of checkpoints [slots, HV V, K] at `address`, with boxes of `rows` by BK."""
-    shape, strides = [slots, slot_rows, head_k_dim], [slot_stride, head_k_dim, 1]
-    return TensorDescriptor(_Address(address, dtype), shape, strides, [1, rows, BK.value], tile_layout(dtype))
-
-
-def tile_descriptor(checkpoint: torch.Tensor, rows: int) -> TensorDescriptor:
-    """TMA descriptor of checkpoints [N, HV, V, K] with boxes of `rows` by BK."""
-    slots, value_heads, head_v_dim, head_k_dim = checkpoint.shape
-    address, dtype = checkpoint.data_ptr(), checkpoint.dtype
-    return _tile_descriptor(address, dtype, slots, value_heads * head_v_dim, head_k_dim, checkpoint.stride(0), rows)
 
 
 def launch(

@@ -1,4 +1,4 @@
-"""The state's side of the fused kernel, in Gluon: checkpoint tiles and committed records."""
+"""The state's side of the fused kernel, in Gluon: cursors, checkpoint tiles and committed records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from replayssm import cursor
 from replayssm.gdn.fused_tiles import (
     dot_tf32x3,
     from_fragment_columns,
@@ -17,8 +18,20 @@ from replayssm.gdn.fused_tiles import (
 )
 from replayssm.gdn.fused_window import BK
 
+CURSOR_COLUMNS = gl.constexpr(cursor.CURSOR_COLUMNS)
+SLOT, VALID, READ_ROW = gl.constexpr(cursor.SLOT), gl.constexpr(cursor.VALID), gl.constexpr(cursor.READ_ROW)
+WRITE_ROW, LENGTH, FLUSH = gl.constexpr(cursor.WRITE_ROW), gl.constexpr(cursor.LENGTH), gl.constexpr(cursor.FLUSH)
+
 barrier = getattr(gl, 'barrier', None) or gl.thread_barrier
 """Its name until Triton 3.6 was the second."""
+
+
+@gluon.jit
+def load_cursor(cursors, i_b):
+    p_cursor = cursors + i_b * CURSOR_COLUMNS
+    slot, valid, read_row = gl.load(p_cursor + SLOT), gl.load(p_cursor + VALID), gl.load(p_cursor + READ_ROW)
+    write_row, length, flush = gl.load(p_cursor + WRITE_ROW), gl.load(p_cursor + LENGTH), gl.load(p_cursor + FLUSH)
+    return slot, valid, read_row, write_row, length, flush
 
 
 @gluon.jit

@@ -14,17 +14,16 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from replayssm.gdn.fused_decode import (
+from replayssm.gdn.fused_launch import (
     SCRATCH_BYTES,
     Gpu,
     Tiling,
     gpu_of,
-    load_cursor,
     record_rows,
     tile_descriptor,
     tile_layout,
 )
-from replayssm.gdn.fused_ring import invalidate, make_ready, project_records, request_tile
+from replayssm.gdn.fused_ring import invalidate, load_cursor, make_ready, project_records, request_tile
 from replayssm.gdn.fused_tiles import row_layout, sigmoid, tf32_mask
 from replayssm.gdn.fused_window import BK, load_values, solve_window
 from replayssm.gdn.operands import Dims

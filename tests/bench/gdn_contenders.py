@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from replayssm.gdn import decode, fused_decode, triton_decode
-from replayssm.gdn.fused_decode import AMPERE
+from replayssm.gdn.fused_launch import AMPERE
 from replayssm.gdn.operands import kernel_arguments
 from replayssm.layout import Gate, LayerState
 from tests.bench.kernel_case import Case, K, L, Unavailable, V

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from replayssm.gdn.fused_decode import AMPERE
+from replayssm.gdn.fused_launch import AMPERE
 from replayssm.gdn.operands import kernel_arguments
 from replayssm.kda import decode, fused_decode, triton_decode, triton_recurrent
 from replayssm.layout import Gate, LayerState

@@ -8,7 +8,7 @@ import torch
 
 from replayssm.gdn import fused_decode as gdn_fused
 from replayssm.gdn import triton_decode as gdn_portable
-from replayssm.gdn.fused_decode import AMPERE, HOPPER
+from replayssm.gdn.fused_launch import AMPERE, HOPPER
 from replayssm.gdn.operands import kernel_arguments, validate
 from replayssm.kda import fused_decode as kda_fused
 from replayssm.kda import triton_decode as kda_portable

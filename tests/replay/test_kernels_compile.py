@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from replayssm.gdn.fused_decode import ADA, AMPERE, HOPPER, Gpu
+from replayssm.gdn.fused_launch import ADA, AMPERE, HOPPER, Gpu
 from replayssm.gdn.operands import Dims, kernel_arguments
 
 from .kernels import KERNELS
