@@ -14,15 +14,7 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from replayssm.gdn.fused_launch import (
-    SCRATCH_BYTES,
-    Gpu,
-    Tiling,
-    gpu_of,
-    record_rows,
-    tile_descriptor,
-    tile_layout,
-)
+from replayssm.gdn.fused_launch import Gpu, Tiling, constants, gpu_of, tile_descriptor
 from replayssm.gdn.fused_ring import (
     fold,
     invalidate,
@@ -35,7 +27,7 @@ from replayssm.gdn.fused_ring import (
     project_records,
     request_tile,
 )
-from replayssm.gdn.fused_tiles import row_layout, tf32_mask, top_rows, wrap
+from replayssm.gdn.fused_tiles import tf32_mask, top_rows, wrap
 from replayssm.gdn.fused_window import (
     BK,
     gram,
@@ -96,7 +88,6 @@ def _replay_kernel(
     J: gl.constexpr,
     ROWS: gl.constexpr,
     TILE: gl.constexpr,
-    TMA: gl.constexpr,
 ):
     NC: gl.constexpr = K // BK
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
@@ -112,7 +103,7 @@ def _replay_kernel(
     slot, valid, read_row, write_row, length, flush = load_cursor(cursors, i_b)
 
     tiles = gl.allocate_shared_memory(checkpoint.dtype.element_ty, [NC, 1, BV, BK], TILE)
-    ready = make_ready(NC, TMA)
+    ready = make_ready(desc, NC)
     factors = gl.allocate_shared_memory(gl.float32, [N * N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
     # loads that need no slot go before the branch, to fly together with the cursors
@@ -191,8 +182,8 @@ def select_tiling(dims: Dims, state_bytes: int, gpu: Gpu) -> Tiling:
         state_bytes: of a number of the checkpoint.
     """
     fills_card = dims.V % 128 == 0 and dims.B * dims.HV >= 1024
-    two_fit = 2 * (128 * dims.K * state_bytes + SCRATCH_BYTES) <= gpu.shared_bytes
-    return Tiling(128, 4) if dims.T > 4 and fills_card and two_fit else Tiling(64, 2)
+    is_wide = dims.T > 4 and fills_card and gpu.holds_two(128 * dims.K * state_bytes)
+    return Tiling(128, 4) if is_wide else Tiling(64, 2)
 
 
 def launch(
@@ -201,21 +192,8 @@ def launch(
     """Run the kernel on validated `operands.kernel_arguments`."""
     gpu = gpu or gpu_of(state.checkpoint.device)
     tiling = tiling or select_tiling(dims, state.checkpoint.itemsize, gpu)
-    columns = 8 if dims.T <= 4 else 16
     _replay_kernel[(dims.V // tiling.rows, dims.HV, dims.B)](
         tile_descriptor(state.checkpoint, tiling.rows) if gpu.tma else None,
         *arguments,
-        T=dims.T,
-        H=dims.H,
-        HV=dims.HV,
-        K=dims.K,
-        V=dims.V,
-        R=dims.R,
-        BV=tiling.rows,
-        N=columns,
-        J=record_rows(dims),
-        ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
-        TILE=tile_layout(state.checkpoint.dtype),
-        TMA=gpu.tma,
-        num_warps=tiling.num_warps,
+        **constants(dims, state.checkpoint.dtype, tiling),
     )

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from replayssm.gdn.fused_tiles import row_layout
 from replayssm.gdn.fused_window import BK
 from replayssm.gdn.operands import Dims
+
+SCRATCH_BYTES = 7 * 1024
+"""At most so much shared memory is a program's for factors and changes of layout, and the driver's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +38,9 @@ class Gpu:
     tma: bool
     shared_bytes: int
 
-
-SCRATCH_BYTES = 7 * 1024
-"""At most so much shared memory is a program's for factors and changes of layout, and the driver's."""
-HOPPER, AMPERE, ADA = Gpu(True, 228 * 1024), Gpu(False, 164 * 1024), Gpu(False, 100 * 1024)
+    def holds_two(self, tile_bytes: int) -> bool:
+        """Whether two programs with tiles and keys of so many bytes fit a multiprocessor."""
+        return 2 * (tile_bytes + SCRATCH_BYTES) <= self.shared_bytes
 
 
 @functools.cache
@@ -62,6 +66,7 @@ class _Address:
         return self.address
 
 
+@functools.cache
 def tile_layout(dtype: torch.dtype) -> gl.NVMMASharedLayout:
     """Layout of a tile [1, rows, BK] in shared memory."""
     return gl.NVMMASharedLayout(128, 8 * dtype.itemsize, 3)
@@ -81,3 +86,22 @@ def tile_descriptor(checkpoint: torch.Tensor, rows: int) -> TensorDescriptor:
     slots, value_heads, head_v_dim, head_k_dim = checkpoint.shape
     address, dtype = checkpoint.data_ptr(), checkpoint.dtype
     return _tile_descriptor(address, dtype, slots, value_heads * head_v_dim, head_k_dim, checkpoint.stride(0), rows)
+
+
+def constants(dims: Dims, dtype: torch.dtype, tiling: Tiling) -> dict[str, Any]:
+    """What both kernels are compiled for, by name; `dtype` is the checkpoint's."""
+    columns = 8 if dims.T <= 4 else 16
+    return {
+        'T': dims.T,
+        'H': dims.H,
+        'HV': dims.HV,
+        'K': dims.K,
+        'V': dims.V,
+        'R': dims.R,
+        'BV': tiling.rows,
+        'N': columns,
+        'J': record_rows(dims),
+        'ROWS': row_layout(tiling.rows, columns, tiling.num_warps),
+        'TILE': tile_layout(dtype),
+        'num_warps': tiling.num_warps,
+    }

@@ -35,10 +35,10 @@ def load_cursor(cursors, i_b):
 
 
 @gluon.jit
-def make_ready(NC: gl.constexpr, TMA: gl.constexpr):
-    """A barrier for every box of a tile and one on which nothing arrives; None where tiles come by cp.async."""
+def make_ready(desc, NC: gl.constexpr):
+    """A barrier for every box of a tile and one on which nothing arrives; None without a descriptor: cp.async."""
     ready = None
-    if TMA:
+    if desc is not None:
         ready = gl.allocate_shared_memory(gl.int64, [NC + 1, 1], mbarrier.MBarrierLayout())
         for c in gl.static_range(NC + 1):
             mbarrier.init(ready.index(c), count=1)

@@ -14,17 +14,9 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from replayssm.gdn.fused_launch import (
-    SCRATCH_BYTES,
-    Gpu,
-    Tiling,
-    gpu_of,
-    record_rows,
-    tile_descriptor,
-    tile_layout,
-)
+from replayssm.gdn.fused_launch import Gpu, Tiling, constants, gpu_of, record_rows, tile_descriptor
 from replayssm.gdn.fused_ring import invalidate, load_cursor, make_ready, project_records, request_tile
-from replayssm.gdn.fused_tiles import row_layout, sigmoid, tf32_mask
+from replayssm.gdn.fused_tiles import sigmoid, tf32_mask
 from replayssm.gdn.fused_window import BK, load_values, solve_window
 from replayssm.gdn.operands import Dims
 from replayssm.kda.fused_ring import (
@@ -100,7 +92,6 @@ def _replay_kernel(
     J: gl.constexpr,
     ROWS: gl.constexpr,
     TILE: gl.constexpr,
-    TMA: gl.constexpr,
 ):
     NC: gl.constexpr = K // BK
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
@@ -117,7 +108,7 @@ def _replay_kernel(
     slot, valid, read_row, write_row, length, flush = load_cursor(cursors, i_b)
 
     tiles = gl.allocate_shared_memory(checkpoint.dtype.element_ty, [NC, 1, BV, BK], TILE)
-    ready = make_ready(NC, TMA)
+    ready = make_ready(desc, NC)
     factors = gl.allocate_shared_memory(gl.float32, [N * N], VECTOR)
     sums = gl.allocate_shared_memory(gl.float32, [K], VECTOR)
 
@@ -225,8 +216,8 @@ def select_tiling(dims: Dims, state_bytes: int, gpu: Gpu) -> Tiling:
         state_bytes: of a number of the checkpoint.
     """
     keys = record_rows(dims) * dims.K * 4
-    two_fit = 2 * (128 * dims.K * state_bytes + keys + SCRATCH_BYTES) <= gpu.shared_bytes
-    return Tiling(128 if dims.V % 128 == 0 and two_fit else 64, 4)
+    is_whole = dims.V % 128 == 0 and gpu.holds_two(128 * dims.K * state_bytes + keys)
+    return Tiling(128 if is_whole else 64, 4)
 
 
 def launch(
@@ -240,25 +231,12 @@ def launch(
     """Run the kernel on validated `operands.kernel_arguments`."""
     gpu = gpu or gpu_of(state.checkpoint.device)
     tiling = tiling or select_tiling(dims, state.checkpoint.itemsize, gpu)
-    columns = 8 if dims.T <= 4 else 16
     _replay_kernel[(dims.V // tiling.rows, dims.HV, dims.B)](
         tile_descriptor(state.checkpoint, tiling.rows) if gpu.tma else None,
         *arguments,
         0.0 if lower_bound is None else lower_bound,
         BOUNDED=lower_bound is not None,
-        T=dims.T,
-        H=dims.H,
-        HV=dims.HV,
-        K=dims.K,
-        V=dims.V,
-        R=dims.R,
-        BV=tiling.rows,
-        N=columns,
-        J=record_rows(dims),
-        ROWS=row_layout(tiling.rows, columns, tiling.num_warps),
-        TILE=tile_layout(state.checkpoint.dtype),
-        TMA=gpu.tma,
-        num_warps=tiling.num_warps,
+        **constants(dims, state.checkpoint.dtype, tiling),
         # without TMA a window takes a few registers more than three programs an SM leave it
         maxnreg=168 if not gpu.tma and tiling.rows == 128 and 1 < dims.T <= 4 else None,
     )

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 
 from replayssm.gdn import decode, fused_decode, triton_decode
-from replayssm.gdn.fused_launch import AMPERE
 from replayssm.gdn.operands import kernel_arguments
 from replayssm.layout import Gate, LayerState
 from tests.bench.kernel_case import Case, K, L, Unavailable, V
+from tests.replay.kernels import AMPERE
 
 H, HV = 16, 32
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from replayssm.gdn.fused_launch import AMPERE
 from replayssm.gdn.operands import kernel_arguments
 from replayssm.kda import decode, fused_decode, triton_decode, triton_recurrent
 from replayssm.layout import Gate, LayerState
 from tests.bench.kernel_case import HISTORY, Case, K, L, Unavailable, V
+from tests.replay.kernels import AMPERE
 
 LOWER_BOUND = -5.0
 

@@ -8,7 +8,7 @@ import torch
 
 from replayssm.gdn import fused_decode as gdn_fused
 from replayssm.gdn import triton_decode as gdn_portable
-from replayssm.gdn.fused_launch import AMPERE, HOPPER
+from replayssm.gdn.fused_launch import Gpu
 from replayssm.gdn.operands import kernel_arguments, validate
 from replayssm.kda import fused_decode as kda_fused
 from replayssm.kda import triton_decode as kda_portable
@@ -21,6 +21,7 @@ KERNELS = {
     ('kda', 'fused'): kda_fused,
     ('kda', 'portable'): kda_portable,
 }
+HOPPER, AMPERE, ADA = Gpu(True, 228 * 1024), Gpu(False, 164 * 1024), Gpu(False, 100 * 1024)
 GPUS = {'tma': HOPPER, 'cp.async': AMPERE}
 Kernel = Literal['tma', 'cp.async', 'portable']
 """The fused kernel by how it copies its tiles, or the portable one."""

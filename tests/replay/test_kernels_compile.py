@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from replayssm.gdn.fused_launch import ADA, AMPERE, HOPPER, Gpu
+from replayssm.gdn.fused_launch import Gpu
 from replayssm.gdn.operands import Dims, kernel_arguments
 
-from .kernels import KERNELS
+from .kernels import ADA, AMPERE, HOPPER, KERNELS
 from .offline import compile_launch, stack_bytes
 from .trial import KdaShape, Shape, Trial
 
